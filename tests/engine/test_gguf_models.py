@@ -6,12 +6,13 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from gguf_files import byte_level_metadata, config_metadata, converted_name, gguf_bytes, quantize, stored
 from safetensors.torch import load_file, save_file
 
 import aengine
+from aengine.kernels.arrays import as_tensor
 from aengine.models.config.model_config import load_spec
 from aengine.models.gguf.gguf_file import open_gguf
 from aengine.models.gguf.tensors import read_rows
@@ -36,8 +37,8 @@ def dequantized_copy(path: pathlib.Path, target: pathlib.Path) -> None:
     names = {converted_name(name): name for name in load_file(DEMO / "model.safetensors")}
     tensors = {}
     for name, tensor in open_gguf(path).tensors.items():
-        rows = read_rows(tensor.type, torch.from_numpy(tensor.rows))
-        tensors[names[name]] = (rows if isinstance(rows, torch.Tensor) else rows.dequantized()).float().reshape(tensor.shape)
+        rows = read_rows(tensor.type, tensor.rows)
+        tensors[names[name]] = as_tensor(rows if isinstance(rows, np.ndarray) else rows.dequantized()).float().reshape(tensor.shape)
     target.mkdir()
     save_file(tensors, target / "model.safetensors")
     for file in DEMO.iterdir():

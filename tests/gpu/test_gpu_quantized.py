@@ -12,10 +12,11 @@ from gpu_cases import ON_CPU, ON_CUDA, Case, Tolerance, params, save_small
 from quantized_cases import Kind
 from quantized_layouts import LAYOUTS
 from quantized_models import rewrite
+from row_tensors import dequantized
 from slow_cases import slow_but
 from test_gpu_families import assert_generates
 
-from aengine.kernels.quantized import Float8Rows, quantize_rows
+from aengine.kernels.quantizing import Float8Rows, quantize_rows
 
 FLOAT8 = Tolerance(worst=1.5, mean=0.15, same=0.7)  # of activations, too
 SOME = ("gptq 4 bits, act-order", "fp8, blocks", "float-quantized, channels", "int-quantized, channels")
@@ -62,7 +63,7 @@ def quantize_as_loaded(model: transformers.PreTrainedModel, quantization: str) -
     for name, weight in model.named_parameters():
         if weight.dim() == 2 and "embed" not in name:
             head = "lm_head" in name
-            weight.copy_(quantize_rows(weight, "int8" if head and quantization == "int4" else quantization).dequantized())
+            weight.copy_(dequantized(quantize_rows(weight, "int8" if head and quantization == "int4" else quantization)))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 130, 257])
@@ -81,7 +82,7 @@ def test_float8_products(rows: int, shape: tuple[int, int], biased: bool) -> Non
     assert method.takes_float8
     x, bias = torch.randn(rows, shape[1], device=device).bfloat16(), torch.randn(shape[0], device=device).bfloat16() if biased else None
     of_rows = Float8Rows.of(x)
-    expected = (of_rows.codes.float() * of_rows.scales) @ part.dequantized().to(device).t()
+    expected = (of_rows.codes.float() * of_rows.scales) @ dequantized(part).to(device).t()
     if bias is not None:
         expected += bias.float()
     torch.testing.assert_close(method(x, bias).float(), expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
@@ -111,7 +112,7 @@ def test_products_with_codes_at_the_shapes_of_models(kind: Kind, shape: tuple[in
     device, quantized = torch.device("cuda"), kind.rows(*shape)
     codes = Codes.of([quantized], 1, device)
     assert codes is not None
-    weight = quantized.dequantized().to(device)
+    weight = dequantized(quantized).to(device)
     if kind.codes == "table":
         weight = weight.bfloat16().float()
     for rows in (1, 2, 16, 17, 64, 300):

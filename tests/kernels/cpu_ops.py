@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from row_tensors import arrays, named_arrays
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
@@ -55,11 +56,11 @@ def pool_of_heads(num_kv_heads: int, key_dim: int, value_dim: int, *, dtype: tor
 
 
 def packed_linear(kernels: CpuKernels, parts: Sequence[Rows], *, dtype: torch.dtype, **options: Any) -> PackedLinear:
-    return packing.pack_linear(kernels, parts, dtype=array_dtype(dtype), **options)
+    return packing.pack_linear(kernels, [*map(arrays, parts)], dtype=array_dtype(dtype), **options)
 
 
 def packed_linears(kernels: CpuKernels, parts: Sequence[Rows], count: int, *, dtype: torch.dtype, **options: Any) -> PackedLinears:
-    return packing.pack_linears(kernels, parts, count, dtype=array_dtype(dtype), **options)
+    return packing.pack_linears(kernels, [*map(arrays, parts)], count, dtype=array_dtype(dtype), **options)
 
 
 def floats(parts: Sequence[Tensor]) -> NDArray[np.float32]:
@@ -78,7 +79,7 @@ def packed_stack(
     quantization: str = "none",
     **options: Any,
 ) -> DecoderStack:
-    packed = WeightPacking(workspace, spec, array_dtype(dtype), shard=shard, quantization=quantization).pack(weights)
+    packed = WeightPacking(workspace, spec, array_dtype(dtype), shard=shard, quantization=quantization).pack(named_arrays(weights))
     return DecoderStack(packed, num_positions, **options)
 
 

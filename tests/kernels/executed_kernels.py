@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from cpu_reference import attention as dense_attention
 from quantized_cases import Kind
+
 from torch import Tensor
 
 from tools.ptx import triton_launches
@@ -35,7 +36,7 @@ from aengine.attention.triton import TritonBackend  # noqa: E402
 from aengine.kernels.arrays import as_tensor  # noqa: E402
 from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
 from aengine.kernels.params import DRAW_PARAMS, Activation, DrawParams, ExpertLinear, ExpertRouting, Rotation  # noqa: E402  # noqa: E402
-from aengine.kernels.quantized import Float8Rows  # noqa: E402
+from aengine.kernels.quantizing import Float8Rows  # noqa: E402
 from aengine.kernels.triton import attention, attention_kernels  # noqa: E402
 from aengine.kernels.triton.adapters import TritonAdapterOps  # noqa: E402
 from aengine.kernels.triton.code_products import code_linear  # noqa: E402
@@ -117,7 +118,7 @@ def codes(kind: Kind, rows: int, dtype: torch.dtype, float8: bool = False) -> fl
     given, scales = (x, None) if narrow is None else (narrow.codes, narrow.scales)
     found = code_linear(given, packed, bias, dtype, scales)
     wide = x.float() if narrow is None else narrow.codes.float() * narrow.scales
-    return error(found, wide @ quantized.dequantized().t() + bias.float())
+    return error(found, wide @ dequantized(quantized).t() + bias.float())
 
 
 def adapters(dtype: torch.dtype, tokens: int) -> float:

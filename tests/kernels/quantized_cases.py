@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from row_tensors import dequantized
 from torch import Tensor
 
 from aengine.kernels.quantized import QuantizedRows
@@ -51,7 +52,6 @@ def magnitudes(rows: QuantizedRows) -> Tensor:
     """[rows, columns]: the largest that anything is which is added up for a number; roundings are relative to it."""
     numbers = (rows.codes.float() if rows.table is None else rows.table[rows.codes.long()]).abs()
     if rows.table is None:
-        return replace(
-            rows, codes=numbers, scales=rows.scales.abs(), offsets=None if rows.offsets is None else rows.offsets.abs()
-        ).dequantized()
-    return rows.dequantized().abs() + (0.0 if rows.offsets is None else rows.offsets.abs().max())
+        offsets = None if rows.offsets is None else rows.offsets.abs()
+        return dequantized(replace(rows, codes=numbers, scales=rows.scales.abs(), offsets=offsets))
+    return dequantized(rows).abs() + (0.0 if rows.offsets is None else rows.offsets.abs().max())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cpu_ops import NO_LAST_TOKENS
+from row_tensors import with_tensors
 from slow_cases import slow_but
 from test_cpu_blocks import MODELS, spec_of, weights_of
 from test_cpu_blocks import family as family
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from aengine.api.errors import AdapterError
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.arrays import as_tensor
+from aengine.kernels.arrays import as_array, as_tensor
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.models.adapters import Adapter, LowRankPart
@@ -48,7 +49,8 @@ def random_adapter(spec: ModelSpec, weights: dict[str, Tensor], rank: int) -> Ad
         elif stem.endswith("gate_up"):
             ranges = [range(*pair) for pair in pairwise([0, rows // 2, rows])]
         parts[stem] = tuple(
-            LowRankPart(each, torch.randn(rank, columns) / columns**0.5, 0.1 * torch.randn(len(each), rank)) for each in ranges
+            LowRankPart(each, as_array(torch.randn(rank, columns) / columns**0.5), as_array(0.1 * torch.randn(len(each), rank)))
+            for each in ranges
         )
     return Adapter(parts)
 
@@ -56,7 +58,7 @@ def random_adapter(spec: ModelSpec, weights: dict[str, Tensor], rank: int) -> Ad
 def merged(weights: dict[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
     changed = {name: weight.clone() for name, weight in weights.items()}
     changed.setdefault("head.weight", changed["embedding.weight"].clone())
-    for stem, parts in adapter.parts.items():
+    for stem, parts in with_tensors(adapter).parts.items():
         for part in parts:
             weight = changed[f"{stem}.weight"]
             (weight.T if stem == "embedding" else weight)[part.rows.start : part.rows.stop] += part.b @ part.a
@@ -151,7 +153,7 @@ def test_an_adapter_of_another_shape_is_refused(some_kernels: CpuKernels) -> Non
     stack = stack_of(Workspace(some_kernels, 1), spec, random_weights(spec), torch.float32)
     with pytest.raises(AdapterError, match=r"adapters cannot be added to layers\.0\.experts"):
         stack.pack_adapter(Adapter({"layers.0.experts.down": ()}))
-    part = LowRankPart(range(64), torch.zeros(4, 64), torch.zeros(64, 4))
+    part = LowRankPart(range(64), np.zeros((4, 64), np.float32), np.zeros((64, 4), np.float32))
     with pytest.raises(
         AdapterError, match=r"layers\.0\.down of shape \[64, 96\] does not fit an adapter of shapes \[4, 64\] and \[64, 4\]"
     ):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_tensors import dequantized
 from torch import Tensor
 
 from aengine.kernels.arrays import data_address
@@ -85,7 +86,7 @@ def test_float_activations(kernels: CpuKernels, kind, rows, columns, depth, grou
     packed = pack(kernels, weight, dtype, float32=True)
     bias = torch.randn(columns)
     packed.set_bias(cpu_ops.floats([bias]))
-    dense = weight.dequantized()
+    dense = dequantized(weight)
     scores = cpu_ops.logits(Workspace(kernels, threads), x, packed)
     assert_near(scores - bias, cpu_reference.linear(x, dense), x, dense)
 
@@ -100,7 +101,7 @@ def test_quantised_activations(
     weight, x = draw(kind, columns, depth, group_size, scale_dtype, ordered), torch.randn(rows, depth).to(dtype)
     packed = pack(kernels, weight, dtype)
     rounded = cpu_reference.rounded_activations(x, packed.c.activation_group, weight.order)
-    dense = weight.dequantized()
+    dense = dequantized(weight)
     scores = cpu_ops.logits(Workspace(kernels, threads), x, packed)
     assert_near(scores, cpu_reference.linear(rounded, dense), rounded, dense)
 
@@ -130,7 +131,7 @@ def test_interleaved_codes(kernels: CpuKernels) -> None:
     torch.manual_seed(2)
     weight, x = draw("zeros4", 2 * 70, 96, 32), torch.randn(5, 96) / 10
     packed = pack(kernels, weight, torch.float32, interleaved=True, float32=True)
-    expected = cpu_reference.gated_linear(x, weight.dequantized())
+    expected = cpu_reference.gated_linear(x, dequantized(weight))
     torch.testing.assert_close(cpu_ops.gated_linear(Workspace(kernels, 2), x, packed), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from row_tensors import dequantized, tensors
 
+from aengine.kernels.arrays import as_array
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.packing import quantize_matrix
-from aengine.kernels.quantized import INT4_GROUP, quantize_rows
+from aengine.kernels.quantized import INT4_GROUP
+from aengine.kernels.quantizing import quantize_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -16,15 +19,16 @@ def test_int4_is_that_of_the_reference(kernels: CpuKernels, dtype: torch.dtype, 
     torch.manual_seed(columns)
     matrix = (torch.randn(37, columns + 3) * torch.logspace(-6, 3, 37)[:, None]).to(dtype)[:, :columns]  # not contiguous
     matrix[5], matrix[6, 0] = 0.0, -1.0
-    found, expected = quantize_matrix(Workspace(kernels, 2), matrix, "int4"), quantize_rows(matrix, "int4")
+    found = tensors(quantize_matrix(Workspace(kernels, 2), as_array(matrix), "int4"))
+    expected = quantize_rows(matrix, "int4")
     assert found.shape == (37, columns)
     assert torch.equal(found.scales, found.scales.bfloat16().float())
     assert torch.equal(found.offsets, -8.0 * found.scales)
     assert found.codes.max() <= 15
-    errors = [(rows.dequantized() - matrix.float()).square() for rows in (found, expected)]
+    errors = [(dequantized(rows) - matrix.float()).square() for rows in (found, expected)]
     by_group = [torch.nn.functional.pad(error, (0, -columns % INT4_GROUP)).view(37, -1, INT4_GROUP).sum(-1) for error in errors]
     worse = by_group[0] > 1.001 * by_group[1] + 1e-18  # where one of two codes that are equally near leads to another scale
     assert worse.float().mean() < 0.01
     assert (by_group[0] <= 1.1 * by_group[1] + 1e-18).all()
     assert (found.codes != expected.codes).float().mean() < 0.01
-    assert torch.equal(found.dequantized()[5], torch.zeros(columns))
+    assert torch.equal(dequantized(found)[5], torch.zeros(columns))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cpu_ops import NO_LAST_TOKENS, pool_of_heads
 from numpy.typing import NDArray
+from row_tensors import initial_tensors, named_arrays
 from slow_cases import slow_but
 from torch import Tensor
 
@@ -22,10 +23,9 @@ from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.ops import KvPool
 from aengine.models.config.model_config import read_spec
 from aengine.models.cpu.stack import DecoderStack, unsupported
-from aengine.models.loading.weights import fused
-from aengine.models.loading.weights import random_weights as initial_weights
 from aengine.models.spec import Experts, ModelSpec
 from aengine.models.torch.decoder import Decoder, ForwardBatch
+from aengine.runner.torch.loading import fused
 
 IntArray = NDArray[np.int32]
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def tiny_spec(name: str) -> ModelSpec:
 
 
 def random_weights(spec: ModelSpec) -> dict[str, Tensor]:
-    weights = {name: torch.cat(parts) for name, parts in initial_weights(spec, torch.float32, CPU, seed=3)}
+    weights = initial_tensors(spec)
     torch.manual_seed(4)
     for name, weight in weights.items():
         if "norm" in name:
@@ -107,7 +107,7 @@ def everything(layout: StepLayout) -> IntArray:
 @torch.no_grad()
 def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, steps: list[StepLayout]) -> list[Tensor]:
     """Of all tokens of each step."""
-    decoder = Decoder(spec, fused(spec, ((name, (weight,)) for name, weight in weights.items()), dtype, CPU), POSITIONS)
+    decoder = Decoder(spec, fused(spec, named_arrays((name, (weight,)) for name, weight in weights.items()), dtype, CPU), POSITIONS)
     page_size = steps[0].page_size
     kinds = [layer.attention for layer in spec.layers]
     scoring = tuple(kind.scoring for kind in kinds)

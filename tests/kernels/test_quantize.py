@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from row_tensors import arrays, dequantized
 
-from aengine.kernels.quantized import INT4_GROUP, QuantizedRows, quantize_rows
+from aengine.kernels.arrays import BFLOAT16, as_tensor
+from aengine.kernels.quantized import INT4_GROUP, QuantizedRows
+from aengine.kernels.quantizing import quantize_rows
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("int4", 0.09), ("fp8", 0.03)])
@@ -15,7 +18,7 @@ def test_error_of_normal_weights(quantization: str, most: float, dtype: torch.dt
     matrix = torch.randn(70, 200).to(dtype)
     rows = quantize_rows(matrix, quantization)
     assert rows.shape == matrix.shape
-    error = (rows.dequantized() - matrix.float()).norm() / matrix.float().norm()
+    error = (dequantized(rows) - matrix.float()).norm() / matrix.float().norm()
     assert error < most
 
 
@@ -23,7 +26,7 @@ def test_error_of_normal_weights(quantization: str, most: float, dtype: torch.dt
 def test_zeros_stay_zeros(quantization: str) -> None:
     matrix = torch.zeros(3, 100)
     matrix[1, 40] = 1.0
-    rows = quantize_rows(matrix, quantization).dequantized()
+    rows = dequantized(quantize_rows(matrix, quantization))
     assert torch.equal(rows != 0, matrix != 0)
 
 
@@ -33,7 +36,7 @@ def test_int4_finds_numbers_that_4_bits_hold() -> None:
     codes = torch.randint(-8, 8, (5, 4, INT4_GROUP)).float()
     codes[..., 0] = -8.0
     matrix = (codes * torch.tensor([0.5, 1.0, 0.25, -2.0])[:, None]).flatten(1)
-    assert torch.equal(quantize_rows(matrix, "int4").dequantized(), matrix)
+    assert torch.equal(dequantized(quantize_rows(matrix, "int4")), matrix)
 
 
 def test_many_rows_are_dequantized_as_few() -> None:
@@ -45,6 +48,6 @@ def test_many_rows_are_dequantized_as_few() -> None:
     columns = torch.arange(40) // 16
     expected = torch.empty(2500, 40)
     expected[:, order] = codes * scales[:, columns] + offsets[:, columns]
-    assert torch.equal(rows.dequantized(), expected)
-    assert torch.equal(rows.dequantized(torch.bfloat16), expected.bfloat16())
-    assert torch.equal(rows[2000:].dequantized(), expected[2000:])
+    assert torch.equal(dequantized(rows), expected)
+    assert torch.equal(as_tensor(arrays(rows).dequantized(BFLOAT16)), expected.bfloat16())
+    assert torch.equal(dequantized(rows[2000:]), expected[2000:])

@@ -7,12 +7,13 @@ from itertools import product
 import pytest
 import torch
 from quantized_cases import Kind, magnitudes
+from row_tensors import dequantized
 from slow_cases import slow_but
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.params import Activation, ExpertLinear
-from aengine.kernels.quantized import Float8Rows
+from aengine.kernels.quantizing import Float8Rows
 from aengine.kernels.triton.code_products import code_linear, shared_depth
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
@@ -61,7 +62,7 @@ def test_products_are_those_of_the_dequantised_rows(device: str, kind: Kind, row
     quantized = kind.rows(70, columns)
     bias, x = torch.randn(70), torch.randn(rows, columns)
     found = code_linear(x.to(device), packed([quantized[:30], quantized[30:]], 1, device), bias.to(device), torch.float32).cpu()
-    weight = quantized.dequantized()
+    weight = dequantized(quantized)
     assert_near(found, x @ weight.t() + bias, x.abs() @ magnitudes(quantized).t() + bias.abs(), 1e-6)
 
 
@@ -80,7 +81,7 @@ def test_products_of_narrow_activations(device: str, kind: Kind, rows: int, dtyp
     quantized = kind.rows(66, 264)
     x, codes = torch.randn(rows, 264).to(dtype), packed([quantized], 1, device)
     found = code_linear(x.to(device), codes, None, torch.float32).cpu()
-    expected, bound = x.float() @ quantized.dequantized().t(), x.float().abs() @ magnitudes(quantized).t()
+    expected, bound = x.float() @ dequantized(quantized).t(), x.float().abs() @ magnitudes(quantized).t()
     assert_near(found, expected, bound, torch.finfo(dtype).eps / 2 if kind.codes == "table" else 1e-6)
     narrow = code_linear(x.to(device), codes, None, dtype).cpu()
     torch.testing.assert_close(narrow.float(), found, rtol=torch.finfo(dtype).eps, atol=0)
@@ -95,7 +96,7 @@ def test_products_of_float8(device: str) -> None:
     codes = packed([quantized], 1, device)
     found = code_linear(rows.codes.to(device), codes, None, torch.float32, rows.scales.to(device)).cpu()
     x = rows.codes.float() * rows.scales
-    assert_near(found, x @ quantized.dequantized().t(), x.abs() @ magnitudes(quantized).t(), 1e-6 if INTERPRETED else 1e-3)
+    assert_near(found, x @ dequantized(quantized).t(), x.abs() @ magnitudes(quantized).t(), 1e-6 if INTERPRETED else 1e-3)
 
 
 @pytest.mark.parametrize("kind", slow_but([SOME[1], SOME[2]], SOME), ids=str)
@@ -111,7 +112,7 @@ def test_experts(device: str, kind: Kind, tokens: int) -> None:
     found = grouped_linear(x.to(device), ExpertLinear(packed(parts, experts, device), bias.to(device)), grouping, top_k).cpu()
     choices = chosen.flatten()
     of_choices = x.repeat_interleave(top_k, 0)
-    weights, bounds = (torch.stack(matrices)[choices] for matrices in ([one.dequantized() for one in each], [*map(magnitudes, each)]))
+    weights, bounds = (torch.stack(matrices)[choices] for matrices in ([dequantized(one) for one in each], [*map(magnitudes, each)]))
     expected = (weights @ of_choices[:, :, None]).squeeze(-1) + bias[choices]
     assert_near(found, expected, (bounds @ of_choices.abs()[:, :, None]).squeeze(-1) + bias[choices].abs(), 1e-6)
 

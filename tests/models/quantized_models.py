@@ -13,6 +13,7 @@ from quantized_layouts import Layout, Tensors
 from safetensors.torch import load_file, save_file
 
 from aengine.api.config import EngineConfig
+from aengine.kernels.arrays import as_array
 from aengine.models.quantization.quantization_config import read_quantization
 from aengine.runner.runner import ModelRunner
 
@@ -70,7 +71,7 @@ def rows_of(config: dict, tensors: Tensors, shape: tuple[int, ...]):
     assert {ending for ending, tensor in expected.items() if not tensor.optional} <= tensors.keys() | {".weight_scale_inv"}
     named = {next((e for e, t in expected.items() if t.other_name == ending), ending): tensor for ending, tensor in tensors.items()}
     return scheme.rows(
-        shape, {ending: named[ending].contiguous() for ending, tensor in expected.items() if tensor.dtypes and ending in named}
+        shape, {ending: as_array(named[ending].contiguous()) for ending, tensor in expected.items() if tensor.dtypes and ending in named}
     )
 
 

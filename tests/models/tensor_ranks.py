@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from hang_guard import HANG_SECONDS
+from row_tensors import held_parts, initial_tensors
 from torch import Tensor
 from torch.distributed import HashStore
 
@@ -17,8 +18,7 @@ from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, buil
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, gloo_group
-from aengine.models.loading.weights import random_weights as initial_weights
-from aengine.models.sharding import sharded_spec, sharded_weights, take_part
+from aengine.models.sharding import sharded_spec, sharded_weights
 from aengine.models.spec import ModelSpec
 from aengine.models.torch.decoder import Decoder, ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard
@@ -47,7 +47,7 @@ def with_collectives(size: int, work: Callable[[Collectives], T], *, exact: bool
 
 def whole_weights(spec: ModelSpec) -> dict[str, Tensor]:
     """Float32, none of which is without effect; each as the matrix of its rows."""
-    weights = {name: torch.cat(parts) for name, parts in initial_weights(spec, torch.float32, CPU, seed=3)}
+    weights = initial_tensors(spec)
     generator = torch.Generator().manual_seed(4)
     for name, weight in weights.items():
         if "norm" in name:
@@ -68,7 +68,7 @@ def decoder_of(
         made = {name: weight.view(named[name].shape) if name in named else weight for name, weight in weights.items()}
         return Decoder(spec, made, POSITIONS, adapters=adapters)
     held = sharded_weights(spec, collectives.shard)
-    parts = {name: take_part((weights[part.source_name],), part) for name, part in held.items()}
+    parts = {name: held_parts(weights[part.source_name], part) for name, part in held.items()}
     made = {name: torch.cat([part.contiguous() for part in rows]).view(held[name].shape) for name, rows in parts.items()}
     return Decoder(spec, made, POSITIONS, collectives=collectives, adapters=adapters)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from row_tensors import with_tensors
 from slow_cases import slow_but
 from tensor_ranks import CPU, all_logits, backend_of, decoder_of, layouts, whole_weights, with_collectives
 from test_tensor_parallel import CASES, spec_of
@@ -16,6 +17,7 @@ from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine.attention import StepLayout
+from aengine.kernels.arrays import FLOAT32
 from aengine.kernels.triton.adapters import TritonAdapterOps
 from aengine.layers.adapters import AdapterOps, AdapterShape, AdapterTable, TorchAdapterOps
 from aengine.layers.collectives import Collectives
@@ -38,7 +40,7 @@ def adapters_of(name: str, path: pathlib.Path, spec: ModelSpec, shard: Shard) ->
         untied = not spec.tied_head
         write_adapter(folders[0], path / "model", rank=5, size=0.5, embedding=True, head=untied)
         write_adapter(folders[1], path / "model", rank=16, seed=1, size=0.5, head=True)
-    return [load_adapter(folder, spec, torch.float32, shard) for folder in folders]
+    return [load_adapter(folder, spec, FLOAT32, shard) for folder in folders]
 
 
 def table_of(spec: ModelSpec, shard: Shard, adapters: list[Adapter], ops: AdapterOps) -> AdapterTable:
@@ -52,7 +54,7 @@ def merged(weights: dict[str, Tensor], adapter: Adapter, spec: ModelSpec) -> dic
     """In the table of a tied head, so that both can differ."""
     found = {name: weight.clone() for name, weight in weights.items()}
     found.setdefault("head.weight", found["embedding.weight"].clone())
-    for stem, parts in adapter.parts.items():
+    for stem, parts in with_tensors(adapter).parts.items():
         for part in parts:
             rows = found[f"{stem}.weight"]
             if stem == "embedding":

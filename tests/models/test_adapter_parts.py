@@ -18,6 +18,7 @@ import plain_cases
 import pytest
 import torch
 import transformers
+from row_tensors import held_parts, with_tensors
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 from test_shard_weights import load
@@ -26,10 +27,11 @@ from torch import Tensor
 
 import aengine
 from aengine.api.errors import AdapterError
+from aengine.kernels.arrays import array_dtype
 from aengine.models.adapters import Adapter, load_adapter
 from aengine.models.choice import find_spec
 from aengine.models.config.model_config import load_spec
-from aengine.models.sharding import sharded_weights, take_part
+from aengine.models.sharding import sharded_weights
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 
@@ -91,12 +93,12 @@ def test_sums_are_those_of_merged_weights(name: str, tmp_path: pathlib.Path) -> 
     spec = load_spec(tmp_path / "model")
     base, merged = (load(tmp_path / folder, WHOLE) for folder in ("model", "merged"))
     for shard in (WHOLE, *(Shard(index, 2, exact=exact) for index in range(2) for exact in (True, False)), Shard(1, 2, 1, 2)):
-        adapter = load_adapter(tmp_path / "adapter", spec, torch.float32, shard)
+        adapter = loaded(tmp_path / "adapter", spec, torch.float32, shard)
         held = sharded_weights(spec, shard)
         for stem, found in sums(adapter, spec, shard).items():
             part = held[f"{stem}.weight"]
             rows = merged[part.source_name] - base[part.source_name]
-            torch.testing.assert_close(found, torch.cat(take_part((rows,), part)), atol=1e-5, rtol=1e-5, msg=stem)
+            torch.testing.assert_close(found, torch.cat(held_parts(rows, part)), atol=1e-5, rtol=1e-5, msg=stem)
             if not re.search(r"router|shared_gate|positions|shared\.|down|gate_up", stem) and (stem != "embedding" or not tied):
                 assert bool(found.any()), stem
         for parts in adapter.parts.values():
@@ -104,6 +106,11 @@ def test_sums_are_those_of_merged_weights(name: str, tmp_path: pathlib.Path) -> 
             assert all(first.rows.stop <= second.rows.start for first, second in itertools.pairwise(parts))
     names = {each.rpartition(".")[2] for each in (modules if tied else [*modules, embedding])}
     assert (adapter.low_rank, adapter.modules) == (7, tuple(sorted(names)))
+
+
+def loaded(folder: pathlib.Path, spec: Any, dtype: torch.dtype, *shard: Shard, **options: Any) -> Adapter:
+    """With matrices of torch."""
+    return with_tensors(load_adapter(folder, spec, array_dtype(dtype), *shard, **options))
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +133,13 @@ def test_the_writer_of_tests(made, tmp_path: pathlib.Path) -> None:
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     spec = load_spec(model)
     base, merged = load(model, WHOLE), load(tmp_path / "merged", WHOLE)
-    for stem, found in sums(load_adapter(tmp_path / "adapter", spec, torch.float32), spec, WHOLE).items():
+    for stem, found in sums(loaded(tmp_path / "adapter", spec, torch.float32), spec, WHOLE).items():
         torch.testing.assert_close(found, merged[f"{stem}.weight"] - base[f"{stem}.weight"], atol=1e-5, rtol=1e-5, msg=stem)
 
 
 def test_the_bundled_adapter() -> None:
     package = pathlib.Path(aengine.__file__).parent / "models"
-    adapter = load_adapter(package / "demo_lora", load_spec(package / "demo_model"), torch.bfloat16)
+    adapter = loaded(package / "demo_lora", load_spec(package / "demo_model"), torch.bfloat16)
     assert (adapter.low_rank, len(adapter.modules)) == (8, 7)
     stored = load_file(package / "demo_lora" / FILE)
     assert adapter.nbytes == sum(tensor.nbytes for tensor in stored.values())
@@ -147,12 +154,12 @@ def test_rounding_and_memory(made, tmp_path: pathlib.Path) -> None:
     write_adapter(tmp_path, model, rank=7, alpha=3, dtype=torch.float16)
     stored = load_file(tmp_path / FILE)
     for dtype in (torch.bfloat16, torch.float32):
-        low = load_adapter(tmp_path, load_spec(model), dtype).parts["layers.2.down"][0]
+        low = loaded(tmp_path, load_spec(model), dtype).parts["layers.2.down"][0]
         name = "base_model.model.model.layers.2.mlp.down_proj.lora_{}.weight"
         assert torch.equal(low.b, (stored[name.format("B")].float() * (3 / 7)).to(dtype))
         assert torch.equal(low.a, stored[name.format("A")].to(dtype))
     write_adapter(tmp_path, model, rank=7)
-    low = load_adapter(tmp_path, load_spec(model), torch.float32).parts["layers.2.down"][0]
+    low = loaded(tmp_path, load_spec(model), torch.float32).parts["layers.2.down"][0]
     kept = low.a.clone()
     with open(tmp_path / FILE, "r+b") as file:
         file.write(bytes((tmp_path / FILE).stat().st_size))
@@ -164,7 +171,7 @@ def test_shared_experts(made, tmp_path: pathlib.Path) -> None:
     model = made("qwen2-moe")
     write_adapter(tmp_path, model, rank=2, alpha=2, targets=("up_proj",))
     stored = load_file(tmp_path / FILE)
-    parts = load_adapter(tmp_path, load_spec(model), torch.float32).parts
+    parts = loaded(tmp_path, load_spec(model), torch.float32).parts
     up = parts["layers.0.shared.gate_up"][0]
     name = "base_model.model.model.layers.0.mlp.shared_expert.up_proj.lora_{}.weight"
     assert (up.rows, parts["layers.1.gate_up"][0].rows) == (range(48, 96), range(96, 192))
@@ -177,15 +184,15 @@ def test_a_tied_head_and_its_embedding_change_apart(made, tmp_path: pathlib.Path
     model = made("cohere2")
     spec = load_spec(model)
     write_adapter(tmp_path, model, rank=4, head=True, embedding=True)
-    whole = load_adapter(tmp_path, spec, torch.float32).parts
+    whole = loaded(tmp_path, spec, torch.float32).parts
     (head,), (embedding,) = whole["head"], whole["embedding"]
     assert (head.a.shape, head.b.shape, embedding.a.shape, embedding.b.shape) == ((4, 64), (199, 4), (4, 199), (64, 4))
-    parts = [load_adapter(tmp_path, spec, torch.float32, Shard(index, 2)).parts for index in range(2)]
+    parts = [loaded(tmp_path, spec, torch.float32, Shard(index, 2)).parts for index in range(2)]
     assert torch.equal(torch.cat([part["head"][0].b for part in parts]), head.b)
     assert all(torch.equal(part["embedding"][0].a, embedding.a) for part in parts)
-    parts = [load_adapter(tmp_path, spec, torch.float32, Shard(index, 2, splits_embedding=True)).parts for index in range(2)]
+    parts = [loaded(tmp_path, spec, torch.float32, Shard(index, 2, splits_embedding=True)).parts for index in range(2)]
     assert torch.equal(torch.cat([part["embedding"][0].a for part in parts], dim=1), embedding.a)
-    last = load_adapter(tmp_path, spec, torch.float32, Shard(0, 1, 1, 2)).parts
+    last = loaded(tmp_path, spec, torch.float32, Shard(0, 1, 1, 2)).parts
     assert last
     assert not last.keys() & {"head", "embedding"}
 
@@ -196,10 +203,10 @@ def test_a_tied_head_and_its_embedding_change_apart(made, tmp_path: pathlib.Path
 def test_other_names_of_modules(made, tmp_path: pathlib.Path, name: str, old: str, new: str) -> None:
     """Those of models without a head, and those that transformers has now."""
     write_adapter(tmp_path, made(name))
-    expected = load_adapter(tmp_path, load_spec(made(name)), torch.float32)
+    expected = loaded(tmp_path, load_spec(made(name)), torch.float32)
     stored = {key.replace(old, new): tensor for key, tensor in load_file(tmp_path / FILE).items()}
     save_adapter(tmp_path, stored, r=8, lora_alpha=16)
-    found = load_adapter(tmp_path, load_spec(made(name)), torch.float32)
+    found = loaded(tmp_path, load_spec(made(name)), torch.float32)
     assert found.parts.keys() == expected.parts.keys()
 
 
@@ -258,7 +265,7 @@ def written(made, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Pat
 
 def refuse(folder: pathlib.Path, spec: ModelSpec, message: str, **options: Any) -> None:
     with pytest.raises(AdapterError, match=message) as caught:
-        load_adapter(folder, spec, torch.float32, **options)
+        loaded(folder, spec, torch.float32, **options)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -355,9 +362,9 @@ def test_broken_files(written, tmp_path: pathlib.Path) -> None:
 def test_the_largest_rank(written) -> None:
     folder, spec = written
     refuse(folder, spec, r"r 8 of .* is not an integer in 1 \.\. 7", max_rank=7)
-    assert load_adapter(folder, spec, torch.float32, max_rank=8).low_rank == 8
+    assert loaded(folder, spec, torch.float32, max_rank=8).low_rank == 8
 
 
 def test_models_in_the_code_of_transformers(made, written) -> None:
     with pytest.raises(AdapterError, match="MistralForCausalLM runs in the code of transformers, where adapters are not supported"):
-        load_adapter(written[0], find_spec(made("mistral"), "transformers"), torch.float32)
+        loaded(written[0], find_spec(made("mistral"), "transformers"), torch.float32)

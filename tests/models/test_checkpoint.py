@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from test_weights import Tensors, load, spec_of, tensors_of
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.arrays import array_dtype
+from aengine.kernels.arrays import array_dtype, as_tensor, data_address
 from aengine.models.loading.checkpoint import checkpoint_dtype, open_checkpoint
 from aengine.models.loading.hub import checkpoint_digest, find_checkpoint
 from aengine.models.model_files import read_json
@@ -61,7 +61,7 @@ def test_layouts(tmp_path: pathlib.Path, files: Sequence[str], dtype: torch.dtyp
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()} == {
         name: (tuple(tensor.shape), str(dtype).removeprefix("torch.")) for name, tensor in tensors.items()
     }
-    assert all(torch.equal(stored[name].get(), tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(as_tensor(stored[name].read_numbers()), tensor) for name, tensor in tensors.items())
     assert checkpoint_dtype(tmp_path) == array_dtype(dtype)
     assert torch.equal(load(spec, tmp_path)["norm.weight"], tensors["model.norm.weight"].float())
 
@@ -87,8 +87,8 @@ def test_formats_that_were_asked_for(tmp_path: pathlib.Path) -> None:
 def test_tensors_are_mapped(tmp_path: pathlib.Path) -> None:
     for name in ("model.safetensors", "pytorch_model.bin"):
         save(tmp_path / name, {"a": torch.zeros(1 << 20)})
-        tensor = open_checkpoint(tmp_path, "pt" if name.endswith("bin") else "safetensors").tensors["a"].get()
-        address = tensor.data_ptr()
+        array = open_checkpoint(tmp_path, "pt" if name.endswith("bin") else "safetensors").tensors["a"].read_numbers()
+        address = data_address(array)
         lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
         mappings = ((*(int(part, 16) for part in line.split()[0].split("-")), line) for line in lines)
         assert next(line for first, end, line in mappings if first <= address < end).endswith(name)

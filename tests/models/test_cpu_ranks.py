@@ -13,6 +13,7 @@ import torch
 from cpu_ops import NO_LAST_TOKENS
 from numpy.typing import NDArray
 from rank_threads import exchanges, on_ranks
+from row_tensors import held_parts
 from slow_cases import slow_but
 from test_cpu_stack import pool_of, random_weights
 from test_sharding import CASES, SIZES, spec_of
@@ -22,7 +23,7 @@ from aengine.attention import StepLayout, build_layout
 from aengine.kernels.arrays import as_array, as_tensor
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, Workspace, load_kernels
 from aengine.kernels.quantized import Rows
-from aengine.models.sharding import sharded_weights, take_part
+from aengine.models.sharding import sharded_weights
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.rank_steps import SharedMemoryExchange
@@ -72,7 +73,7 @@ class Rank:
         self.workspace = Workspace(kernels, 2 if shard.size == 2 and shard.index else 1, exchange)
         given = {part.source_name: weights[part.source_name].to(dtype) for part in sharded_weights(spec, shard).values()}
         parts: dict[str, Sequence[Rows]] = {
-            name: take_part((given[part.source_name],), part) for name, part in sharded_weights(spec, shard).items()
+            name: held_parts(given[part.source_name], part) for name, part in sharded_weights(spec, shard).items()
         }
         self.stack = cpu_ops.packed_stack(
             self.workspace, spec, parts.items(), POSITIONS, dtype=dtype, shard=shard, quantization=quantization

@@ -9,6 +9,7 @@ from dataclasses import replace
 import mixture_cases
 import pytest
 import torch
+from row_tensors import held_parts
 from slow_cases import slow_but
 from tensor_ranks import POSITIONS, all_logits, backend_of, decoder_of, layouts, on_ranks, whole_weights
 from test_tensor_parallel import spec_of
@@ -18,7 +19,7 @@ from torch.distributed import HashStore
 from aengine.api.errors import ConfigError
 from aengine.attention import StepLayout
 from aengine.layers.collectives import Collectives, ExpertExchange, gloo_group
-from aengine.models.sharding import check_replicas, sharded_weights, take_part
+from aengine.models.sharding import check_replicas, sharded_weights
 from aengine.models.spec import Experts, ModelSpec
 from aengine.models.torch.decoder import Decoder
 from aengine.parallel.shard import WHOLE, Shard
@@ -36,7 +37,7 @@ STEPS = [
 
 def held_weights(spec: ModelSpec, weights: dict[str, Tensor], shard: Shard) -> dict[str, Tensor]:
     held = sharded_weights(spec, shard)
-    parts = {name: take_part((weights[part.source_name],), part) for name, part in held.items()}
+    parts = {name: held_parts(weights[part.source_name], part) for name, part in held.items()}
     return {name: torch.cat([part.contiguous() for part in rows]).view(held[name].shape) for name, rows in parts.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from row_tensors import dequantized
 
 from aengine.kernels.quantized import QuantizedRows, common_zero_point
 from aengine.models.gguf.gguf_file import BLOCKS, TYPES
@@ -35,8 +36,8 @@ def test_values_are_those_of_the_package(kind: str) -> None:
     data = (
         random_blocks(kind, 3, 2) if kind not in DTYPES else np.random.default_rng(1).normal(size=(3, 8)).astype(np.float16).view(np.uint8)
     )
-    rows = read_rows(kind, torch.from_numpy(data))
-    found = rows.dequantized() if isinstance(rows, QuantizedRows) else rows.float()
+    rows = read_rows(kind, data)
+    found = dequantized(rows) if isinstance(rows, QuantizedRows) else torch.from_numpy(rows.astype(np.float32))
     expected = torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert (rows.bits if isinstance(rows, QuantizedRows) else None) == EXACT.get(kind)
@@ -44,7 +45,7 @@ def test_values_are_those_of_the_package(kind: str) -> None:
 
 def test_codes_of_q4_0_are_integers_with_a_zero_point() -> None:
     """Products with a table of numbers do not quantise activations, which takes twice as long with many rows."""
-    rows = read_rows("Q4_0", torch.from_numpy(random_blocks("Q4_0", 3, 2)))
+    rows = read_rows("Q4_0", random_blocks("Q4_0", 3, 2))
     assert isinstance(rows, QuantizedRows)
     assert rows.table is None
     assert common_zero_point([rows]) == 8

@@ -17,6 +17,7 @@ from family_cases import Case, reference
 from gguf_files import config_metadata, converted_name, gguf_bytes, permuted, quantize, stored
 from hybrid_cases import CASES as HYBRIDS
 from hybrid_cases import DELTA, EXPERTS, FALCON, MAMBA2, MULTIPLIERS
+from row_tensors import dequantized
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,8 +26,9 @@ from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.model_config import load_spec
 from aengine.models.gguf.architectures import ARCHITECTURES
-from aengine.models.loading.weights import fused, stored_weights
+from aengine.models.loading.weights import stored_weights
 from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.loading import fused
 
 _POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 _GEMMA = {**_POST, "pre_feedforward_layernorm": "ffn_norm"}
@@ -738,7 +740,7 @@ def test_quantised_matrices_have_the_same_layouts(name: str, tmp_path: pathlib.P
         is_cut = weight.endswith(("key_up.weight", "value_up.weight", "conv.weight"))  # made of two tensors, or never quantised
         if tensor.dim() > 1 and not weight.endswith(".bias") and not is_cut:
             assert all(isinstance(part, QuantizedRows) for part in parts[weight]), weight
-            rows = torch.cat([part.dequantized() for part in parts[weight] if isinstance(part, QuantizedRows)])
+            rows = torch.cat([dequantized(part) for part in parts[weight] if isinstance(part, QuantizedRows)])
             assert (rows - tensor.flatten(0, -2)).abs().max() < 0.6 / 127 * tensor.abs().max(), weight
 
 

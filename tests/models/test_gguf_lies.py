@@ -153,7 +153,7 @@ def read_all(path: pathlib.Path) -> None:
     spec = load_spec(path)
     for _, parts in stored_weights(spec, path, quantization=load_quantization(path)):
         for part in parts:
-            assert (part.dequantized() if isinstance(part, QuantizedRows) else part).dim() > 0
+            assert (part.dequantized() if isinstance(part, QuantizedRows) else part).ndim > 0
 
 
 def refusal(path: pathlib.Path, name: str, seed: int) -> str | None:

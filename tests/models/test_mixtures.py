@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,9 +17,10 @@ from aengine.api.errors import ModelLoadError
 from aengine.engine.loading import load_model
 from aengine.kernels.params import ExpertRouting, RouterScoring
 from aengine.models.config.model_config import read_spec
-from aengine.models.loading.weights import fused, stored_weights
+from aengine.models.loading.weights import stored_weights
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters
 from aengine.models.spec import Experts, LatentAttention, Mlp
+from aengine.runner.torch.loading import fused
 
 BASE = {
     "vocab_size": 100,
@@ -127,7 +129,7 @@ def test_the_number_of_experts_has_several_keys() -> None:
 
 def test_the_correction_stays_in_float32() -> None:
     spec = read_spec(deepseek(3))
-    weights = ((name, (torch.ones(weight.shape),)) for name, weight in named_weights(spec).items())
+    weights = ((name, (np.ones(weight.shape, np.float32),)) for name, weight in named_weights(spec).items())
     dtypes = {name: tensor.dtype for name, tensor in fused(spec, weights, torch.bfloat16, torch.device("cpu")).items()}
     assert {name for name, dtype in dtypes.items() if dtype == torch.float32} == {f"layers.{n}.router_correction" for n in (1, 2, 3)}
 

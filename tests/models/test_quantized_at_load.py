@@ -9,9 +9,11 @@ import pytest
 import torch
 from driver import Driver, record_logits
 from reference import FAMILIES, LATENT, TINY, save_random
+from row_tensors import dequantized
 from safetensors.torch import load_file, save_file
 
 from aengine.api.config import EngineConfig
+from aengine.kernels.arrays import as_array
 from aengine.kernels.cpu.library import FLOAT8_CODES, INT4_CODES, INT8_QUADS, Workspace, load_kernels
 from aengine.kernels.cpu.packing import quantize_matrix
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
@@ -51,7 +53,7 @@ def test_experts_and_heads(tmp_path: pathlib.Path, model: str, quantization: str
         for part in weight.parts:
             transposed = part.transform is not None and part.transform.transposed
             stored = tensors[part.source].mT if transposed else tensors[part.source]
-            rows = quantize_matrix(workspace, stored.reshape(-1, stored.shape[-1]), quantization).dequantized().view(stored.shape)
+            rows = dequantized(quantize_matrix(workspace, as_array(stored.reshape(-1, stored.shape[-1])), quantization)).view(stored.shape)
             tensors[part.source] = (rows.mT if transposed else rows).contiguous()
     save_file(tensors, meant / "model.safetensors", {"format": "pt"})
     (meant / "config.json").write_text((quantized / "config.json").read_text())

@@ -8,12 +8,14 @@ import json
 import pathlib
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from family_cases import TINY, randomize
 from quantized_layouts import LAYOUTS, Layout, Tensors, gptq, mxfp4, pack_quantized
 from quantized_models import MODELS, check_logits, plain, random_model, rewrite, rows_of
+from row_tensors import dequantized
 from safetensors.torch import save_file
 from test_weights import CPU
 
@@ -25,10 +27,11 @@ from aengine.models.config.model_config import load_spec
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.loading.hub import resolve_model
-from aengine.models.loading.weights import fused, stored_weights
+from aengine.models.loading.weights import stored_weights
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.runner.memory import quantized_bytes, weight_bytes
 from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.loading import fused
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -40,10 +43,10 @@ def test_rows(name: str, shape: tuple[int, int]) -> None:
     tensors, expected = layout.write(weight)
     rows = rows_of(layout.config, tensors, shape)
     assert rows.shape == shape
-    assert rows.bits == 4 if rows.codes.dtype == torch.uint8 and rows.codes.max() < 16 else rows.bits == 8
-    torch.testing.assert_close(rows.dequantized(), expected, rtol=1e-6, atol=1e-7)
-    some = torch.tensor([3, 0, 7])
-    assert torch.equal(rows[some].dequantized(), rows.dequantized()[some])
+    assert rows.bits == 4 if rows.codes.dtype == np.uint8 and rows.codes.max() < 16 else rows.bits == 8
+    torch.testing.assert_close(dequantized(rows), expected, rtol=1e-6, atol=1e-7)
+    some = np.array([3, 0, 7])
+    assert torch.equal(dequantized(rows[some]), dequantized(rows)[some])
 
 
 def test_blocks_of_nf4_may_end_within_rows() -> None:
@@ -51,7 +54,7 @@ def test_blocks_of_nf4_may_end_within_rows() -> None:
     tensors, expected = layout.write(torch.randn(6, 40))
     rows = rows_of(layout.config, tensors, (6, 40))
     assert rows.group_size == 8
-    torch.testing.assert_close(rows.dequantized(), expected)
+    torch.testing.assert_close(dequantized(rows), expected)
 
 
 def test_mxfp4_is_that_of_transformers() -> None:
@@ -59,7 +62,7 @@ def test_mxfp4_is_that_of_transformers() -> None:
 
     layout = mxfp4()
     tensors, expected = layout.write(torch.randn(3, 16, 64))
-    rows = rows_of(layout.config, tensors, (3, 16, 64)).dequantized()
+    rows = dequantized(rows_of(layout.config, tensors, (3, 16, 64)))
     assert torch.equal(rows, expected.reshape(48, 64))
     theirs = convert_moe_packed_tensors(tensors["_blocks"], tensors["_scales"], dtype=torch.float32)
     assert torch.equal(rows.view(3, 16, 64), theirs.transpose(1, 2))
@@ -167,7 +170,7 @@ def packed(folder: pathlib.Path) -> PackedWeights:
     return WeightPacking(Workspace(load_kernels(), 1), spec, BFLOAT16).pack(weights)
 
 
-def dequantized(caplog) -> str:
+def named_as_dequantized(caplog) -> str:
     """The matrices that the log names as such."""
     found = [record.args[0] for record in caplog.records if "no kernel has a format" in record.msg]
     return found[0] if found else ""
@@ -190,7 +193,7 @@ def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> 
         numbers = count * first.padded_features * columns
         assert first.c.format in CODES, stem
         assert 0 < product.nbytes - numbers // (2 if four else 1) <= numbers // 32 * 8, stem
-    assert not dequantized(caplog)
+    assert not named_as_dequantized(caplog)
 
 
 def test_experts_with_orders_of_their_own(tmp_path: pathlib.Path, models, caplog) -> None:
@@ -202,7 +205,7 @@ def test_experts_with_orders_of_their_own(tmp_path: pathlib.Path, models, caplog
         experts = weights.grouped[f"layers.0.experts.{stem}"]
         assert experts.linears[0].c.format == INT4_CODES
         assert len({tuple(order) for order in experts.orders.tolist()}) == 3
-    assert dequantized(caplog) == "layers.0.qkv"
+    assert named_as_dequantized(caplog) == "layers.0.qkv"
     check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
 
 
@@ -216,7 +219,7 @@ def test_parts_of_several_settings(tmp_path: pathlib.Path, models, caplog) -> No
     weights = packed(tmp_path)
     assert weights.linears["layers.0.output"].c.format == INT8_CODES
     assert weights.linears["layers.0.qkv"].c.format == BF16_PAIRS
-    assert dequantized(caplog) == "layers.0.qkv"
+    assert named_as_dequantized(caplog) == "layers.0.qkv"
     check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
 
 
@@ -227,7 +230,7 @@ def test_heads_of_latent_attention_are_dequantised(tmp_path: pathlib.Path, model
     weights = packed(tmp_path)
     assert {weights.grouped[f"layers.0.{stem}"].linears[0].c.format for stem in ("key_up", "value_up")} == {BF16_PAIRS}
     assert {weights.linears[f"layers.0.{stem}"].c.format for stem in ("q_down", "q_up", "kv_down", "output")} <= set(CODES)
-    assert not dequantized(caplog)
+    assert not named_as_dequantized(caplog)
     check_logits(plain(models("deepseek_v3"), tmp_path, meant), tmp_path, "auto")
 
 

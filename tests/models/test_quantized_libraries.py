@@ -9,6 +9,7 @@ import pytest
 import torch
 from quantized_layouts import LAYOUTS, Layout, Tensors, compressed
 from quantized_models import check_logits, plain, random_model, rewrite, rows_of
+from row_tensors import dequantized
 from torch import Tensor
 
 from aengine.models.loading.hub import resolve_model
@@ -60,7 +61,7 @@ def compressed_tensors(form: str, weights: dict[str, Any]) -> Layout:
 def test_what_compressed_tensors_writes(form: str, weights: dict) -> None:
     layout = compressed_tensors(form, weights)
     tensors, expected = layout.write(torch.randn(48, 64))
-    torch.testing.assert_close(rows_of(layout.config, tensors, (48, 64)).dequantized(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dequantized(rows_of(layout.config, tensors, (48, 64))), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,11 @@ def test_what_bitsandbytes_writes(kind: str, double: bool) -> None:
     codes, state = functional.quantize_4bit(torch.randn(40, 128), quant_type=kind, compress_statistics=double)
     tensors = {".weight": codes, **{f".weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}}
     config = {**LAYOUTS["nf4"].config, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
-    assert torch.equal(rows_of(config, tensors, (40, 128)).dequantized(), functional.dequantize_4bit(codes, state))
+    assert torch.equal(dequantized(rows_of(config, tensors, (40, 128))), functional.dequantize_4bit(codes, state))
 
 
 def test_what_bitsandbytes_writes_in_8_bits() -> None:
     functional = pytest.importorskip("bitsandbytes.functional", reason="the library that writes this format")
     codes, scales, _ = functional.int8_vectorwise_quant(torch.randn(40, 128).half())
     rows = rows_of(LAYOUTS["bitsandbytes int8"].config, {".weight": codes, ".SCB": scales}, (40, 128))
-    torch.testing.assert_close(rows.dequantized(), functional.int8_vectorwise_dequant(codes, scales))
+    torch.testing.assert_close(dequantized(rows), functional.int8_vectorwise_dequant(codes, scales))

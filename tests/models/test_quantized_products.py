@@ -12,20 +12,24 @@ from family_cases import Case
 from quantized_cases import Kind
 from quantized_layouts import LAYOUTS
 from quantized_models import rewrite
+from row_tensors import dequantized
 from slow_cases import slow_but
 from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine.api.config import EngineConfig
-from aengine.kernels.quantized import Float8Rows, Rows, quantize_rows
+from aengine.kernels.arrays import FLOAT32, as_array, as_tensor
+from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantizing import Float8Rows, quantize_rows
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.linear import QuantizedLinears
 from aengine.models.config.model_config import load_spec
-from aengine.models.loading.weights import fused, random_weights
+from aengine.models.loading.weights import random_weights
 from aengine.models.torch.blocks import same_form, tensors_of
 from aengine.models.torch.decoder import Decoder
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import loading
+from aengine.runner.torch.loading import fused
 
 pytestmark = pytest.mark.parametrize("device", DEVICES[:1])
 CPU = torch.device("cpu")
@@ -119,7 +123,7 @@ def test_products_of_float8(device: str, rows: int) -> None:
     assert method.nbytes == 64 * 128 + 64 * 4
     x, bias = torch.randn(rows, 128).bfloat16(), torch.randn(64).bfloat16()
     of_rows = Float8Rows.of(x)
-    weight = torch.cat([part.dequantized() for part in parts])
+    weight = torch.cat([dequantized(part) for part in parts])
     expected = (of_rows.codes.float() * of_rows.scales) @ weight.t() + bias.float()
     torch.testing.assert_close(method(x, bias).float(), expected, rtol=1e-2, atol=2e-2)
     assert torch.equal(method(of_rows, bias), method(x, bias))
@@ -132,7 +136,7 @@ def test_products_of_float8_blocks(device: str) -> None:
     assert method is not None
     assert method.takes_float8
     of_rows, bias = Float8Rows.of(torch.randn(3, 96)), torch.randn(40).bfloat16()
-    expected = (of_rows.codes.float() * of_rows.scales) @ Kind("float8", 32).rows(40, 96).dequantized().t() + bias.float()
+    expected = (of_rows.codes.float() * of_rows.scales) @ dequantized(Kind("float8", 32).rows(40, 96)).t() + bias.float()
     torch.testing.assert_close(method(of_rows, bias).float(), expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item())
     for kind in (Kind("float8", 16), Kind("int8", 32)):
         method = linears.linear([kind.rows(40, 96)])
@@ -164,7 +168,7 @@ def test_logits_of_float8_products(device: str, model: str, tmp_path: pathlib.Pa
 def test_weights_that_are_quantised_at_load(device: str, quantization: str, tmp_path: pathlib.Path) -> None:
     """All matrices but the embedding, beside which there is the quantised head that is tied to it."""
     spec = load_spec(save("qwen3", tmp_path))
-    weights = dict(random_weights(spec, torch.float32, CPU, 0))
+    weights = dict(random_weights(spec, FLOAT32, 0))
     linears = QuantizedLinears(torch.float32, CPU, None)
     made = fused(spec, iter(weights.items()), torch.float32, CPU, linears, quantization)
     quantized = {name for name, weight in made.items() if not isinstance(weight, Tensor)}
@@ -179,19 +183,19 @@ def test_weights_that_are_quantised_at_load(device: str, quantization: str, tmp_
     ):
         (part,) = weights[source]
         x = torch.randn(2, part.shape[1])
-        torch.testing.assert_close(made[name](x, None), x @ quantize_rows(part, how).dequantized().t(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made[name](x, None), x @ dequantized(quantize_rows(as_tensor(part), how)).t(), rtol=1e-5, atol=1e-5)
 
 
 def test_parts_in_several_formats_are_multiplied_one_by_one(device: str) -> None:
     linears = QuantizedLinears(torch.float32, CPU, None)
     matrix = torch.randn(48, 64)
-    parts = [quantize_rows(matrix[:16], "int4"), quantize_rows(matrix[16:32], "fp8"), matrix[32:]]
+    parts = [quantize_rows(matrix[:16], "int4"), quantize_rows(matrix[16:32], "fp8"), as_array(matrix[32:])]
     method = linears.linear(parts)
     assert method is not None
     x, bias = torch.randn(3, 64), torch.randn(48)
-    weight = torch.cat([part if isinstance(part, Tensor) else part.dequantized() for part in parts])
+    weight = torch.cat([dequantized(part) if isinstance(part, QuantizedRows) else as_tensor(part) for part in parts])
     torch.testing.assert_close(method(x, bias), x @ weight.t() + bias, rtol=1e-5, atol=1e-5)
-    assert linears.linear([matrix]) is None
+    assert linears.linear([as_array(matrix)]) is None
     assert linears.experts(parts, 3) is None
 
 

@@ -16,9 +16,10 @@ from test_weights import CONFIG, CPU
 
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.model_config import load_spec, read_spec
-from aengine.models.loading.weights import fused, stored_weights
+from aengine.models.loading.weights import stored_weights
 from aengine.models.named_weights import named_weights
 from aengine.models.quantization.quantization_config import load_quantization, read_quantization
+from aengine.runner.torch.loading import fused
 
 QWEN = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 16, "attention_bias": False}
 GPT_OSS = {**QWEN, "architectures": ["GptOssForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": 16}

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from family_cases import TINY
+from row_tensors import held_parts
 from slow_cases import slow_but
 from torch import Tensor
 
@@ -30,7 +31,6 @@ from aengine.models.sharding import (
     hidden_bounds,
     sharded_spec,
     sharded_weights,
-    take_part,
     vocab_bounds,
     width_bounds,
 )
@@ -83,7 +83,7 @@ def held(spec: ModelSpec, shard: Shard, whole: dict[str, Tensor]) -> dict[str, T
     """What a rank has of the whole, in its shapes."""
     found = {}
     for name, part in sharded_weights(spec, shard).items():
-        found[name] = torch.cat([rows for rows in take_part((whole[part.source_name],), part) if isinstance(rows, Tensor)]).view(part.shape)
+        found[name] = torch.cat(held_parts(whole[part.source_name], part)).view(part.shape)
     return found
 
 

@@ -21,6 +21,7 @@ from test_rank_order import DriverStandIn, FollowerStandIn, runner_of
 from tiny_adapters import write_adapter
 from workloads import random_steps
 
+from aengine.kernels.arrays import FLOAT32
 from aengine.models.adapters import load_adapter
 from aengine.parallel.messages import Plan
 from aengine.parallel.shard import Shard
@@ -115,7 +116,7 @@ def test_adapters(tmp_path: pathlib.Path) -> None:
     for runner in (one, *several._stages):
         executor: Any = runner._executor
         for key in (1, 2):
-            adapter = load_adapter(tmp_path / str(key), runner.spec, torch.float32, executor.shard, 4)
+            adapter = load_adapter(tmp_path / str(key), runner.spec, FLOAT32, executor.shard, 4)
             with torch.inference_mode():
                 executor.set_adapter(key, executor.pack_adapter(adapter))
     table = several._stages[0]._executor._adapters.table

@@ -175,7 +175,7 @@ def quantize_matrix(workspace: Workspace, matrix: Array, quantization: str) -> Q
 
 def _of_rows(matrix: Array) -> Array:
     """The matrix, with contiguous columns."""
-    return matrix if matrix.shape[1] < 2 or matrix.strides[1] == matrix.itemsize else np.ascontiguousarray(matrix)
+    return matrix if not matrix.size or matrix.shape[1] < 2 or matrix.strides[1] == matrix.itemsize else np.ascontiguousarray(matrix)
 
 
 def _part(matrix: Array) -> CPart:
@@ -351,5 +351,5 @@ def _check_parts(parts: Sequence[Array]) -> None:
     for part in parts:
         if part.ndim != 2 or part.dtype not in ELEMENTS or part.dtype != parts[0].dtype or part.shape[1] != parts[0].shape[1]:
             raise ValueError(f"a part of shape {part.shape} and dtype {part.dtype} is not a bf16 or float32 matrix like the first")
-        if part.shape[1] > 1 and part.strides[1] != part.itemsize:
+        if part.size and part.shape[1] > 1 and part.strides[1] != part.itemsize:
             raise ValueError(f"a part with strides {part.strides} is not of contiguous columns")
