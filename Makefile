@@ -82,9 +82,9 @@ gpu: $(if $(FOR_GPU),$(CUDA)) ## on a CUDA device: benchmarks and tests in three
 	@$(if $(FOR_GPU),$(BIN)/python,$(PYTHON)) -m tools.gpu $(if $(DRY_RUN),--dry-run )$(RESULTS)
 
 wheels: $(WHEELS)/.tools ## build the sdist and wheels with compiled kernels into dist/, and try the wheel of this machine without a compiler
-	@rm -f dist/aengine_llm-*
+	@rm -f dist/aengine_llm*
 	@$(WHEELS)/bin/python -m tools.wheels.build dist
-	@$(WHEELS)/bin/python -m tools.wheels.check dist/aengine_llm-*_$$(uname -m).whl
+	@$(WHEELS)/bin/python -m tools.wheels.check dist/aengine_llm*_$$(uname -m).whl
 
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
 	$(BUF) format --write

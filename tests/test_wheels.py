@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,9 +16,15 @@ import pytest
 
 from aengine import __version__
 from aengine.kernels.cpu.compiler import levels_of, prebuilt_name
-from tools.wheels.build import KERNELS, MACHINES, make_reproducible
+from tools.wheels.build import KERNELS, MACHINES, WITHOUT, core_project, make_reproducible
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def bare_environment(path: Path, *requirements: str) -> str:
@@ -44,7 +51,16 @@ def test_wheels_are_built_in_a_bare_environment(tmp_path: Path) -> None:
     python = bare_environment(tmp_path / "bare", "-r", str(ROOT / "tools/wheels/requirements.txt"))
     subprocess.run([python, "-m", "tools.wheels.build", str(tmp_path / "dist"), machine], cwd=ROOT, check=True)
     names = sorted(path.name for path in (tmp_path / "dist").iterdir())
-    assert names == [f"aengine_llm-{__version__}-py3-none-manylinux_2_28_{machine}.whl", f"aengine_llm-{__version__}.tar.gz"]
+    tag = f"{__version__}-py3-none-manylinux_2_28_{machine}.whl"
+    assert names == [f"aengine_llm-{tag}", f"aengine_llm-{__version__}.tar.gz", f"aengine_llm_core-{tag}"]
+
+
+def test_the_core_depends_on_all_but_torch() -> None:
+    of_all, of_core = (tomllib.loads(text)["project"] for text in (PROJECT, core_project(PROJECT)))
+    left = [one for one in of_all["dependencies"] if one not in of_core["dependencies"]]
+    assert sorted(re.split(r"\W", one)[0] for one in left) == sorted(WITHOUT)
+    assert of_core["optional-dependencies"]["torch"] == left
+    assert of_core["name"] == "aengine-llm-core"
 
 
 @pytest.mark.parametrize("machine", MACHINES)

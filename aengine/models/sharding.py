@@ -16,6 +16,7 @@ import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
+from aengine.kernels.arrays import cast
 from aengine.kernels.quantized import Rows
 from aengine.models.fallback import FallbackSpec
 from aengine.models.named_weights import named_weights
@@ -445,3 +446,26 @@ def cut(given: Rows, rows: range, part: WeightPart) -> Rows:
         return taken.columns(first, stop)
     except ValueError as error:
         raise ConfigError.of("tensor_parallel_mode", f"'fast' divides the columns of {part.source_name}: {error}; choose 'exact'") from None
+
+
+_DRAWN = 1_000_003  # values of a weight; a prime, so that rows differ
+
+
+def random_weights(spec: ModelSpec, dtype: np.dtype[Any], seed: int, shard: Shard = WHOLE) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+    """Random values for each of `sharded_weights(spec, shard)`, as `stored_weights` has them; equal for equal seeds. A shard has what it
+    would have of the whole model. Weights of more than `_DRAWN` values repeat them: models of such weights measure speed alone."""
+    held = {part.source_name: (name, part) for name, part in sharded_weights(spec, shard).items()}
+    for number, (name, weight) in enumerate(named_weights(spec).items()):
+        if name not in held:
+            continue
+        if weight.fill is None:
+            generator, size = np.random.default_rng((seed, number)), math.prod(weight.shape)
+            drawn = generator.standard_normal(min(size, _DRAWN), np.float32) * np.float32(spec.initializer_range)
+            values = np.resize(cast(drawn, dtype), weight.shape)
+        else:
+            values = np.full(weight.shape, weight.fill, dtype)
+        ours, part = held[name]
+        rows = values.reshape(-1) if name.endswith(".bias") or values.ndim == 1 else values.reshape(-1, values.shape[-1])
+        taken = take_part((rows,), part)
+        # Views would keep the memory of the whole.
+        yield ours, (rows,) if taken[0] is rows else tuple(each.copy() for each in taken if isinstance(each, np.ndarray))

@@ -32,10 +32,10 @@ from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.images import ImagePositions
 from aengine.models.loading.checkpoint import WeightsDigest
 from aengine.models.loading.hub import resolve_model
-from aengine.models.loading.weights import random_weights, stored_kv_scales, stored_weights
+from aengine.models.loading.weights import stored_kv_scales, stored_weights
 from aengine.models.named_weights import named_weights
 from aengine.models.quantization.quantization_config import load_quantization
-from aengine.models.sharding import sharded_spec
+from aengine.models.sharding import random_weights, sharded_spec
 from aengine.models.spec import Attention, HeadKind, LatentAttention, ModelSpec
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.expert_replicas import Replicas

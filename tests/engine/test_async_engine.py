@@ -32,7 +32,7 @@ from aengine import (
 from aengine.api.outputs import NO_TOKEN
 from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
-from aengine.models.loading.weights import random_weights
+from aengine.models.sharding import random_weights
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from cpu_reference import attention as dense_attention
 from quantized_cases import Kind
-
+from row_tensors import dequantized
 from torch import Tensor
 
 from tools.ptx import triton_launches

@@ -13,8 +13,7 @@ from torch import Tensor
 from aengine.kernels.arrays import FLOAT32, as_array, as_tensor
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.adapters import Adapter
-from aengine.models.loading.weights import random_weights
-from aengine.models.sharding import WeightPart, take_part
+from aengine.models.sharding import WeightPart, random_weights, take_part
 from aengine.models.spec import ModelSpec
 
 

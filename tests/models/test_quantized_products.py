@@ -24,7 +24,7 @@ from aengine.kernels.quantizing import Float8Rows, quantize_rows
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.linear import QuantizedLinears
 from aengine.models.config.model_config import load_spec
-from aengine.models.loading.weights import random_weights
+from aengine.models.sharding import random_weights
 from aengine.models.torch.blocks import same_form, tensors_of
 from aengine.models.torch.decoder import Decoder
 from aengine.runner.runner import ModelRunner

@@ -32,9 +32,9 @@ from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.gguf import tensors
 from aengine.models.gguf.tensors import read_rows
 from aengine.models.loading import weights as loading
-from aengine.models.loading.weights import grouped, random_weights, stored_weights
+from aengine.models.loading.weights import grouped, stored_weights
 from aengine.models.quantization.quantization_config import load_quantization
-from aengine.models.sharding import sharded_weights, take_part
+from aengine.models.sharding import random_weights, sharded_weights, take_part
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.memory import quantized_bytes, weight_bytes
 from aengine.runner.torch.loading import fused

@@ -15,8 +15,9 @@ from aengine.api.errors import ModelLoadError
 from aengine.kernels.arrays import BFLOAT16, FLOAT32
 from aengine.models.config.model_config import read_spec
 from aengine.models.loading.checkpoint import checkpoint_dtype
-from aengine.models.loading.weights import random_weights, stored_weights
+from aengine.models.loading.weights import stored_weights
 from aengine.models.named_weights import named_weights
+from aengine.models.sharding import random_weights
 from aengine.models.spec import ModelSpec
 from aengine.models.torch.decoder import Decoder
 from aengine.runner.torch.loading import fused

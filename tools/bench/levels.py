@@ -79,7 +79,7 @@ def level_costs(threads: int, runs: int) -> Sequence[LevelCost]:
     costs: list[LevelCost] = []
     for dtype in DTYPES:
         plain = [torch.randn(OUT_FEATURES, IN_FEATURES).to(dtype) for _ in range(MATRICES)]
-        packed = [pack_linear(kernels, [matrix], dtype=array_dtype(dtype), threads=threads) for matrix in plain]
+        packed = [pack_linear(kernels, [as_array(matrix)], dtype=array_dtype(dtype), threads=threads) for matrix in plain]
         for rows in ROWS:
             x = torch.randn(rows, IN_FEATURES).to(dtype)
             ours = _milliseconds([functools.partial(ops.logits, workspace, as_array(x), matrix) for matrix in packed], runs)

@@ -24,10 +24,11 @@ from aengine.api.runtime import num_cores
 from aengine.bench.floor import MachineProbe, StepWork, step_work
 from aengine.bench.report import table
 from aengine.bench.shapes import shape_folder
+from aengine.kernels.arrays import Numbers
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.models.config.model_config import load_spec
-from aengine.sampling.arrays import HostArrays, Numbers
+from aengine.sampling.arrays import HostArrays
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import Features, NewRow, RowParams

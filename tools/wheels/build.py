@@ -2,6 +2,8 @@
 
 A wheel is of one machine and has its CPU kernels of all levels, compiled with zig's clang against the glibc of the wheel's tag. They are
 loaded with ctypes and know nothing of Python, so that a wheel is for every version of it. The same commit gives the same bytes.
+
+Beside each there is one of `aengine-llm-core`: the same files, which do not depend on `WITHOUT`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aengine.kernels.cpu.compiler import levels_of
 from tools.prebuild import prebuild
 
+WITHOUT = ("torch", "transformers")
+"""What the CPU path does without."""
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)
 KERNELS = pathlib.Path("aengine/kernels/cpu")
@@ -40,7 +44,7 @@ def build_all(directory: pathlib.Path, machines: Sequence[str] = MACHINES) -> li
         sources = _unpack(_run("git", "rev-parse", "HEAD").strip(), work / "sources")
         made = _build(sources, directory, environ, "--sdist")
         make_reproducible(made, int(epoch))
-        return [made, *(_build_wheel(sources, work / machine, machine, directory, environ) for machine in machines)]
+        return [made, *(each for machine in machines for each in _build_wheels(sources, work / machine, machine, directory, environ))]
 
 
 def _unpack(commit: str, target: pathlib.Path) -> pathlib.Path:
@@ -50,7 +54,21 @@ def _unpack(commit: str, target: pathlib.Path) -> pathlib.Path:
     return target
 
 
-def _build_wheel(sources: pathlib.Path, tree: pathlib.Path, machine: str, directory: pathlib.Path, environ: dict[str, str]) -> pathlib.Path:
+def core_project(text: str) -> str:
+    """The pyproject.toml of the distribution that does not depend on `WITHOUT`, which are its extra `torch`."""
+    taken = [line for line in text.splitlines() if re.match(rf'    "({"|".join(WITHOUT)})\W', line)]
+    if len(taken) != len(WITHOUT):
+        raise RuntimeError(f"pyproject.toml does not name {WITHOUT} once each, on lines of their own")
+    for line in taken:
+        text = text.replace(f"{line}\n", "")
+    extra = f"torch = [{' '.join(line.strip() for line in taken)}]"
+    text = text.replace("\n[project.optional-dependencies]\n", f"\n[project.optional-dependencies]\n{extra}\n")
+    return text.replace("aengine-llm[", "aengine-llm-core[").replace('\nname = "aengine-llm"', '\nname = "aengine-llm-core"')
+
+
+def _build_wheels(
+    sources: pathlib.Path, tree: pathlib.Path, machine: str, directory: pathlib.Path, environ: dict[str, str]
+) -> Iterator[pathlib.Path]:
     shutil.copytree(sources, tree)
     exports = tree.with_suffix(".exports")
     exports.write_text("{ global: aengine_*; local: *; };\n")  # nothing of the C++ library, which is linked statically
@@ -59,7 +77,19 @@ def _build_wheel(sources: pathlib.Path, tree: pathlib.Path, machine: str, direct
     compiler = {**environ, "CXX": f"env {caches} {sys.executable} -m ziglang c++ {options}"}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one level rarely keeps two cores busy
         list(pool.map(lambda level: prebuild(level, compiler, tree / KERNELS / "src", tree / KERNELS / "prebuilt"), levels_of(machine)))
-    made = _build(tree, directory, environ, "--wheel", f"-C--build-option=--plat-name=manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}")
+    project = tree / "pyproject.toml"
+    for text in (project.read_text(), core_project(project.read_text())):
+        project.write_text(text)
+        for left in ("build", "aengine_llm.egg-info"):
+            shutil.rmtree(tree / left, ignore_errors=True)
+        yield _checked(_build(tree, directory, environ, "--wheel", f"-C--build-option=--plat-name={_tag(machine)}"), machine)
+
+
+def _tag(machine: str) -> str:
+    return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"
+
+
+def _checked(made: pathlib.Path, machine: str) -> pathlib.Path:
     # By the versions of the symbols and the names of the libraries that the kernels need.
     told = _run(sys.executable, "-m", "auditwheel", "show", str(made))
     found = re.search(r'platform tag:\s+"manylinux_(\d+)_(\d+)_(\w+)"', told)

@@ -23,13 +23,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.arrays import cast
 from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.gguf_file import BLOCKS, is_gguf
@@ -48,7 +46,7 @@ from aengine.models.loading.hub import described_problems
 from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
 from aengine.models.quantization.quantization_config import Quantization, load_quantization
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Scheme, Stored
-from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part
+from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_names
 from aengine.parallel.shard import WHOLE, Shard
@@ -184,7 +182,6 @@ _COMPARED_ROWS = 256
 _RETURNED_BYTES = 32 << 20  # of mapped files that are given back together
 _MTP_KEYS = ("layer", "combine")
 _COPIES = (".embed_tokens.weight", ".shared_head.head.weight")  # of the model's embedding and head, in its MTP layer
-_DRAWN = 1_000_003  # a prime, so that rows differ
 
 
 def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
@@ -412,26 +409,6 @@ def _read_ahead(readings: Mapping[str, tuple[_Reading, ...]]) -> Iterator[tuple[
 
 def _nbytes(read: Iterable[Iterable[Rows]]) -> int:
     return sum(rows.nbytes for each in read for rows in each)
-
-
-def random_weights(spec: ModelSpec, dtype: np.dtype[Any], seed: int, shard: Shard = WHOLE) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-    """Random values for each of `sharded_weights(spec, shard)`, as `stored_weights` has them; equal for equal seeds. A shard has what it
-    would have of the whole model. Weights of more than `_DRAWN` values repeat them: models of such weights measure speed alone."""
-    held = {part.source_name: (name, part) for name, part in sharded_weights(spec, shard).items()}
-    for number, (name, weight) in enumerate(named_weights(spec).items()):
-        if name not in held:
-            continue
-        if weight.fill is None:
-            generator, size = np.random.default_rng((seed, number)), math.prod(weight.shape)
-            drawn = generator.standard_normal(min(size, _DRAWN), np.float32) * np.float32(spec.initializer_range)
-            values = np.resize(cast(drawn, dtype), weight.shape)
-        else:
-            values = np.full(weight.shape, weight.fill, dtype)
-        ours, part = held[name]
-        rows = values.reshape(-1) if name.endswith(".bias") or values.ndim == 1 else values.reshape(-1, values.shape[-1])
-        taken = take_part((rows,), part)
-        # Views would keep the memory of the whole.
-        yield ours, (rows,) if taken[0] is rows else tuple(each.copy() for each in taken if isinstance(each, np.ndarray))
 
 
 def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:

@@ -31,6 +31,7 @@ from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.rank_steps import Stages
 from aengine.runner.results import Capture, PromptScorer, step_result
 from aengine.runner.setup import ExecutorSetup
+from aengine.runner.torch.device import set_thread_count
 from aengine.sampling.arrays import HostArrays, num_accepted_on_host
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
@@ -219,6 +220,8 @@ class CpuExecutor(CpuExecutorBase):
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._queue.compute_through()  # they need the rows as they are
+        if any(new.params.processors for new in new_rows):  # which are given tensors of torch
+            set_thread_count(self._model.workspace.threads)
         self._sampler.update(new_rows)
         self._scorer.update(new_rows)
 
