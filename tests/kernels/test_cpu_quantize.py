@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from row_tensors import dequantized, tensors
@@ -32,3 +33,14 @@ def test_int4_is_that_of_the_reference(kernels: CpuKernels, dtype: torch.dtype, 
     assert (by_group[0] <= 1.1 * by_group[1] + 1e-18).all()
     assert (found.codes != expected.codes).float().mean() < 0.01
     assert torch.equal(dequantized(found)[5], torch.zeros(columns))
+
+
+def test_float8_is_that_of_the_reference(kernels: CpuKernels) -> None:
+    """Every float32 of few bits, and what lies between: all codes, ties, and numbers below the smallest."""
+    numbers = np.arange(0, 1 << 32, 1 << 14, np.uint64).astype(np.uint32).view(np.float32)
+    matrix = torch.from_numpy(np.clip(np.nan_to_num(numbers, posinf=0, neginf=0), -448, 448).reshape(-1, 2048).copy())
+    matrix[:, 0] = 448.0  # the scale is 1
+    for given in (matrix, torch.randn(300, 77), torch.zeros(2, 8)):
+        found, expected = tensors(quantize_matrix(Workspace(kernels, 1), as_array(given), "fp8")), quantize_rows(given, "fp8")
+        assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+        assert torch.equal(found.scales, expected.scales)

@@ -162,15 +162,35 @@ def quantize_matrix(workspace: Workspace, matrix: Array, quantization: str) -> Q
     another of these."""
     rows, columns = matrix.shape
     if quantization == "fp8":
-        wide = matrix.astype(np.float32)
-        scales = np.abs(wide).max(-1, keepdims=True) / np.float32(LARGEST)
-        numbers = np.clip(wide / np.where(scales == 0, np.float32(1), scales), -LARGEST, LARGEST)
-        return QuantizedRows(numbers.astype(FLOAT8), scales, columns, bits=8)
+        codes, scales = np.empty((rows, columns), FLOAT8), np.empty((rows, 1), np.float32)
+        step = max(1, _FLOAT8_CHUNK // columns)
+        for first in range(0, rows, step):
+            wide = matrix[first : first + step].astype(np.float32)
+            scale = np.abs(wide).max(-1, keepdims=True) / np.float32(LARGEST)
+            wide /= np.where(scale == 0, np.float32(1), scale)
+            codes[first : first + step], scales[first : first + step] = _float8(np.clip(wide, -LARGEST, LARGEST)), scale
+        return QuantizedRows(codes, scales, columns, bits=8)
     matrix = _of_rows(matrix if matrix.dtype in ELEMENTS else matrix.astype(np.float32))
     codes, scales = np.empty((rows, columns), np.uint8), np.empty((rows, -(-columns // INT4_GROUP)), np.float32)
     addresses, element = (data_address(codes), data_address(scales)), ELEMENTS[matrix.dtype]
     workspace.kernels.quantise(ctypes.byref(_part(matrix)), element, columns, *addresses, workspace.threads)
     return int4_rows(codes, scales)
+
+
+def _float8(numbers: NDArray[np.float32]) -> Array:
+    """Rounds finite numbers up to `LARGEST` to float8_e4m3fn, to the even one where two are as near: as NumPy does, in a third of its
+    time."""
+    bits = numbers.view(np.int32)
+    magnitudes = bits & 0x7FFF_FFFF
+    codes = (magnitudes >> 20) & 1
+    codes += magnitudes
+    codes += 0x7FFFF - (120 << 23)  # rounds to three bits, and takes 120 from the exponent
+    codes >>= 20
+    subnormal = magnitudes < 0x3C80_0000  # 2 ** -6
+    if subnormal.any():
+        codes[subnormal] = np.rint(np.abs(numbers[subnormal]) * np.float32(512)).astype(np.int32)
+    codes |= (bits >> 24) & 0x80
+    return codes.astype(np.uint8).view(FLOAT8)
 
 
 def _of_rows(matrix: Array) -> Array:
@@ -201,6 +221,7 @@ def _steps(table: Array) -> tuple[Array | None, int, float] | None:
     return None
 
 
+_FLOAT8_CHUNK = 1 << 16  # numbers, which stay in the cache
 _Rows = TypeVar("_Rows", QuantizedRows, Rows)
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
