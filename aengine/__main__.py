@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aengine.api import VERSION
 from aengine.api.errors import ConfigError
@@ -88,9 +88,14 @@ def _expected_kernels() -> str:
         return f"none, {error}"
 
 
-def _information() -> list[tuple[str, str]]:
-    import torch
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
+
+def _information() -> list[tuple[str, str]]:
     from aengine.kernels.cpu.library import load_kernels
 
     try:
@@ -98,15 +103,19 @@ def _information() -> list[tuple[str, str]]:
         loaded = f"level {kernels.level.value}, {'prebuilt' if kernels.prebuilt else 'compiled on this machine'}"
     except (KernelsUnavailableError, ConfigError) as error:
         loaded = f"none, {error}"
-    devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    devices = list[Any]()
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        devices += [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
         ("aengine", f"{VERSION} in {os.path.dirname(os.path.abspath(__file__))}"),
         ("Python", f"{platform.python_version()} at {sys.executable}"),
-        *((name, importlib.metadata.version(name)) for name in ("torch", "transformers", "tokenizers", "grpcio")),
+        *((name, _version(name)) for name in ("torch", "transformers", "tokenizers", "grpcio")),
         ("extras", ", ".join(name for name, module in _EXTRAS.items() if importlib.util.find_spec(module)) or "none"),
         ("system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"),
-        ("CPU", f"{cores} cores for this process, {torch.get_num_threads()} threads of torch"),
+        ("CPU", f"{cores} cores for this process"),
         ("CPU kernels", loaded),
         *((f"cuda:{number}", f"{device.name}, {device.total_memory / 2**30:.0f} GiB") for number, device in enumerate(devices)),
     ]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from aengine.api.errors import ModelLoadError
+
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
@@ -31,6 +33,19 @@ def paused_collection() -> Iterator[None]:
             gc.unfreeze()  # into the oldest generation
         if collects:
             gc.enable()
+
+
+@contextmanager
+def imports_of(what: str) -> Iterator[None]:
+    """Around imports of torch or transformers for `what`, which most starts on a CPU do without. Raises ModelLoadError where these are not
+    installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "transformers"):
+            raise
+        raise ModelLoadError(f"{what} takes {package}, which is not installed: pip install {package}") from None
 
 
 def forget_locals(error: BaseException) -> None:

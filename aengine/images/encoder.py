@@ -31,6 +31,7 @@ from aengine.api.dataclass import dataclass
 from aengine.api.errors import InsufficientMemoryError, InvalidRequestError
 from aengine.api.outputs import RenderedChat
 from aengine.api.request import Video
+from aengine.api.runtime import imports_of
 from aengine.images.decoder import MAX_PIXELS, MAX_SIDE, ImageDecoder, ImageError, Pixels
 from aengine.images.decoding_process import BadImage, check_size, to_rgb
 from aengine.kernels.arrays import Array, as_array, torch_dtype
@@ -116,9 +117,10 @@ def make_encoder(config: EngineConfig, described: ImageInput, model_dir: pathlib
     most = config.image_max_tokens or (_CPU_TOKENS if device == "cpu" else _GPU_TOKENS)
 
     def load() -> tuple[ImageProcessor, Tower]:
-        import torch
+        with imports_of("an image"):
+            import torch
 
-        from aengine.images.processor import ImageProcessor, Tower
+            from aengine.images.processor import ImageProcessor, Tower
 
         tower = Tower(model_dir, config.load_format, torch_dtype(dtype), torch.device(device), config.seed)
         return ImageProcessor(model_dir, most, described), tower

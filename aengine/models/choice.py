@@ -10,6 +10,7 @@ import pathlib
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
+from aengine.api.runtime import imports_of
 from aengine.models.config.model_config import load_spec
 from aengine.models.config.reader import NotNativeError
 from aengine.models.fallback import FallbackSpec
@@ -54,7 +55,8 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
             reason = str(error)
     elif is_gguf(model_dir):
         raise ModelLoadError("model_impl transformers does not run GGUF files; choose auto or native")
-    from aengine.models.fallback.fallback_config import read_fallback
+    with imports_of(f"a model in the code of transformers ({reason})"):
+        from aengine.models.fallback.fallback_config import read_fallback
 
     try:
         fallback = read_fallback(model_dir)

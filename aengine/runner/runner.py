@@ -26,7 +26,7 @@ from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from aengine.api.outputs import DraftSource
-from aengine.api.runtime import forget_locals
+from aengine.api.runtime import forget_locals, imports_of
 from aengine.attention import Layouts, StepLayout, StepStates, build_layout
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import load_kernels
@@ -168,7 +168,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
-    from aengine.runner.torch.executor import TorchExecutor, TorchFollower  # imports torch
+    with imports_of("a model that the CPU kernels do not run"):
+        from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 
     if on_cpu:
         set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs

@@ -21,7 +21,7 @@ import numpy as np
 from aengine.api.errors import AdapterError, AEngineError, InsufficientMemoryError, InvalidRequestError, ModelLoadError
 from aengine.api.outputs import AdapterInfo
 from aengine.api.weight_sources import GroupWeights, SharedWeights
-from aengine.kernels.arrays import Array, as_array, as_tensor
+from aengine.kernels.arrays import Array, as_array
 from aengine.kernels.quantized import Rows
 from aengine.models.adapters import adapter_number, load_adapter
 from aengine.models.config.model_config import load_spec
@@ -80,14 +80,14 @@ def as_path(source: Any, setup: ExecutorSetup, check: Callable[[], object]) -> I
     elif not _is_staged(source):
         yield str(source)
     else:
-        from safetensors.torch import save_file
+        from safetensors.numpy import save_file
 
         with tempfile.TemporaryDirectory(prefix="aengine-weights-", dir=_SHARED if os.path.isdir(_SHARED) else None) as folder:
             path = os.path.join(folder, "model.safetensors")
             staged = _staged(_named(source, setup), check)
             if staged.duplicates:
                 raise ModelLoadError(f"the new weights have more than one {staged.duplicates[0]}")
-            save_file({name: as_tensor(stored.read_numbers()) for name, stored in staged.tensors.items()}, path)
+            save_file({name: stored.read_numbers() for name, stored in staged.tensors.items()}, path)
             yield path
 
 
@@ -159,7 +159,7 @@ def _staged(tensors: Iterable[Any], check: Callable[[], object]) -> Checkpoint:
             raise InsufficientMemoryError(
                 f"{name} of the new weights takes {show_bytes(tensor.nbytes)}, but {show_bytes(free)} are available"
             )
-        copied = tensor.copy() if isinstance(tensor, np.ndarray) else _copied(tensor)
+        copied = np.array(tensor, order="C") if isinstance(tensor, np.ndarray) else _copied(tensor)
         if name in found:
             duplicates.append(name)
         found[name] = StoredTensor(copied.shape, str(copied.dtype), partial(_same, copied))

@@ -28,6 +28,7 @@ import tokenizers
 from aengine.api.errors import InvalidRequestError, ModelLoadError, one_line
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions, read_messages
+from aengine.api.runtime import imports_of
 from aengine.chat.formats import REASONING, ChatFormat
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
@@ -404,7 +405,8 @@ def _named_tokens(model_dir: Path, config: Mapping[str, Any], sources: Mapping[s
 
 def _auto_tokenizer(model_dir: Path) -> Any:
     # Imported here: it takes seconds, and most models never need it.
-    from transformers import AutoTokenizer
+    with imports_of("a tokenizer without tokenizer.json"):
+        from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)

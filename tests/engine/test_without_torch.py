@@ -1,13 +1,23 @@
-"""A start whose weights are packed imports neither torch nor transformers, whatever requests then ask for, but those that need tensors."""
+"""Engines on a CPU import neither torch nor transformers: not to read and pack a checkpoint, nor for what requests then ask for, but for
+those that need tensors."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
+from typing import Any
 
+import anyio
 import pytest
+from quantized_layouts import LAYOUTS
+from quantized_models import rewrite
+from test_gguf_models import write_demo
+
+from aengine import AsyncEngine, SamplingParams
+from aengine.models.loading.hub import resolve_model
 
 pytestmark = pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
 CODE = """
@@ -16,7 +26,7 @@ import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "transformers"):
-            raise ImportError(f"{name} is not to be imported")
+            raise ModuleNotFoundError(f"{name} is not to be imported", name=name)
 
 sys.meta_path.insert(0, Blocked())
 import anyio
@@ -44,7 +54,7 @@ anyio.run(main)
 """
 
 
-def run(code: str, *arguments: object, cache: pathlib.Path) -> str:
+def run(code: str, *arguments: object, cache: pathlib.Path | str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "AENGINE_PACKED_WEIGHTS": str(cache)},
@@ -129,3 +139,97 @@ def test_servers(cache: pathlib.Path, program: str) -> None:
     finally:
         process.terminate()
         process.communicate()
+
+
+START = (
+    CODE[: CODE.index("import anyio")]
+    + """
+import anyio, pathlib
+from aengine import AsyncEngine, SamplingParams
+from aengine.models.loading.checkpoint import open_checkpoint
+
+PROMPT, GREEDY = [5, 6, 7, 8, 9, 10], SamplingParams(max_tokens=4, temperature=0.0)
+
+async def main(model, options, adapter=None):
+    async with AsyncEngine(model, **eval(options)) as engine:
+        tokens = (await engine.generate(PROMPT, GREEDY)).token_ids
+        if adapter is not None:
+            await engine.load_adapter("a", adapter)
+            await engine.generate(PROMPT, GREEDY, adapter="a")
+            await engine.update_weights(model)
+            await engine.update_weights({name: stored.read_numbers() for name, stored in open_checkpoint(pathlib.Path(model)).tensors.items()})
+            await engine.sleep(2)
+            await engine.wake()
+            assert (await engine.generate(PROMPT, GREEDY)).token_ids == tokens
+        print(*tokens)
+
+anyio.run(main, *sys.argv[1:])
+"""
+)
+
+
+def started(*arguments: object) -> str:
+    return run(START, *arguments, cache="off")
+
+
+def with_torch(model: pathlib.Path, options: dict[str, Any]) -> str:
+    async def tokens() -> list[int]:
+        async with AsyncEngine(str(model), **options) as engine:
+            params = SamplingParams(max_tokens=4, temperature=0.0)
+            return list((await engine.generate([5, 6, 7, 8, 9, 10], params)).token_ids)
+
+    return " ".join(map(str, anyio.run(tokens)))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
+def test_a_checkpoint_is_packed(quantization: str) -> None:
+    """Also for an adapter, new weights, and a model that wakes."""
+    demo = resolve_model("demo")
+    options = {"quantization": quantization, "max_adapters": 1}
+    assert started(demo, options, demo.parent / "demo_lora").strip() == with_torch(demo, options)
+
+
+def test_ranks_pack_theirs() -> None:
+    demo = resolve_model("demo")
+    options = {"tensor_parallel_size": 2, "tensor_parallel_mode": "exact", "max_adapters": 1}
+    assert started(demo, options, demo.parent / "demo_lora").strip() == with_torch(demo, {})
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "fp8, blocks", "nf4"])
+def test_quantised_checkpoints(name: str, tmp_path: pathlib.Path) -> None:
+    demo = resolve_model("demo")
+    rewrite(demo, tmp_path, LAYOUTS[name])
+    for path in demo.glob("*token*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    assert started(tmp_path, {}).strip() == with_torch(tmp_path, {})
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16"])
+def test_gguf(kind: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "demo.gguf"
+    write_demo(path, kind)
+    assert started(path, {}).strip() == with_torch(path, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"attention_backend": "torch_native"},
+            "a model that the CPU kernels do not run takes torch, which is not installed: pip",
+        ),
+        ({"model_impl": "transformers"}, "a model in the code of transformers .asked for. takes torch"),
+        ({"load_format": "pt"}, "pytorch_model.bin, a file of PyTorch, takes torch"),
+    ],
+)
+def test_what_needs_torch_says_so(options: dict[str, Any], sentence: str, tmp_path: pathlib.Path) -> None:
+    for path in resolve_model("demo").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path), str(options)],
+        env={**os.environ, "AENGINE_PACKED_WEIGHTS": "off"},
+        capture_output=True,
+        text=True,
+    )
+    assert re.search(sentence, done.stderr.splitlines()[-1]), done.stderr[-2000:]

@@ -31,6 +31,7 @@ from safetensors import SafetensorError, safe_open
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError, one_line
+from aengine.api.runtime import imports_of
 from aengine.kernels.arrays import BFLOAT16, FLOAT8, FLOAT32, Array, as_array, data_address
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.gguf.gguf_file import BLOCKS
@@ -201,8 +202,9 @@ def _viewed(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Arra
 
 
 def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
-    import torch
-    from torch import Tensor
+    with imports_of(f"{path.name}, a file of PyTorch,"):
+        import torch
+        from torch import Tensor
 
     require_regular(path)
     try:
