@@ -156,9 +156,9 @@ async def main(model, options, adapter=None):
         if adapter is not None:
             await engine.load_adapter("a", adapter)
             await engine.generate(PROMPT, GREEDY, adapter="a")
-            await engine.update_weights(model)
             stored = open_checkpoint(pathlib.Path(model)).tensors
             await engine.update_weights({name: one.read_numbers() for name, one in stored.items()})
+            await engine.update_weights(model)
             await engine.sleep(2)
             await engine.wake()
             assert (await engine.generate(PROMPT, GREEDY)).token_ids == tokens
