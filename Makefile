@@ -120,5 +120,5 @@ $(WHEELS)/.tools: tools/wheels/requirements.txt
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=/path/to/python3")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e $(1)
+	$(PYTHON) -m tools.prebuild cache & $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e $(1); status=$$?; wait; exit $$status
 endef

@@ -29,7 +29,7 @@ from aengine.kernels.cpu.compiler import (
     supported_levels,
 )
 from aengine.kernels.cpu.library import _SIGNATURES, CpuKernels, layout_header, load_level
-from tools.prebuild import prebuild
+from tools.prebuild import fill_cache, prebuild
 
 FILES = {
     "adapters.cpp": "static int adapters() { return 0; }\n",
@@ -272,3 +272,25 @@ def test_fields_that_changed_places_are_noticed(swapped: bool, tmp_path: pathlib
 
 def test_the_header_of_the_layout_is_up_to_date() -> None:
     assert (SOURCES / "layout.h").read_text() == layout_header(), "run tools/generate.py"
+
+
+def test_the_cache_is_filled_before_anything_is_installed(tmp_path: pathlib.Path) -> None:
+    """By the interpreter alone, without packages; a start finds it, and a second call does nothing."""
+    script = tmp_path / "cxx"
+    script.write_text('#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done\n')
+    script.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), "AENGINE_CPU_LEVEL": "portable", "CXX": str(script)}
+    code = "import os, sys; sys.path.insert(0, '.'); from tools.prebuild import fill_cache; print(fill_cache(os.environ))"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    first, again = (subprocess.run(command, env=environ, check=True, capture_output=True, text=True) for _ in range(2))
+    assert "compiled the CPU kernels in" in first.stderr
+    assert again.stderr == ""
+    assert first.stdout == again.stdout
+    with build(Level.PORTABLE, environ) as path:
+        assert first.stdout == f"CPU kernels of level portable: {path}\n"
+
+
+def test_without_a_compiler_nothing_is_compiled(tmp_path: pathlib.Path) -> None:
+    assert fill_cache({"CXX": str(tmp_path / "none"), "AENGINE_CPU_LEVEL": "portable", "XDG_CACHE_HOME": str(tmp_path)}).startswith(
+        "no CPU kernels are compiled: "
+    )
