@@ -475,7 +475,7 @@ class ServedEngine(EngineBase):
         """End a sleep; returns the memory in use before and after."""
 
     @abstractmethod
-    async def update_weights(self, source: str, running: str = "keep") -> int:
+    async def update_weights(self, source: str, running: str = "keep", partial: bool = False) -> int:
         """Replace the weights by those of a directory, as `AsyncEngine.update_weights` describes it; returns how often that was done."""
 
     @abstractmethod

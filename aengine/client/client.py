@@ -276,11 +276,12 @@ class ServerCalls(ABC):
         """End a sleep of the server; returns the memory in use before and after."""
         return read_memory((await self._change(lambda admin: admin.Wake, WakeRequest())).memory)
 
-    async def update_weights(self, path: str, running: str = "keep") -> int:
+    async def update_weights(self, path: str, running: str = "keep", partial: bool = False) -> int:
         """Replace the weights by those of a directory on the server, as `AsyncEngine.update_weights` describes it; returns how often
         that was done."""
         mode = write_mode(UpdateMode, "UPDATE_MODE", "running", running)
-        return int((await self._change(lambda admin: admin.UpdateWeights, UpdateWeightsRequest(path=path, mode=mode))).weights_version)
+        request = UpdateWeightsRequest(path=path, mode=mode, partial=partial)
+        return int((await self._change(lambda admin: admin.UpdateWeights, request)).weights_version)
 
 
 EACH_TOKEN = StreamOptions()

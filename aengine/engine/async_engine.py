@@ -355,20 +355,21 @@ class AsyncEngine(ServedEngine):
         """
         return await self._check_serving().weights.wake(source)
 
-    async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
+    async def update_weights(self, source: WeightSource, running: str = "keep", partial: bool = False) -> int:
         """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them
         (`Token.weights_version`); cached prefixes are forgotten.
 
         `source`: a directory or file with a checkpoint of the same model, tensors in process under the names that the checkpoint has
         (a mapping, or an iterable of pairs), which are copied one by one in another thread; `SharedWeights`, or `GroupWeights`. The host
-        has memory for a second set of weights.
+        has memory for a second set of weights. A `partial` one has some tensors of the checkpoint: the weights that they make are replaced,
+        the others stay, and take no memory again. Tensors that are joined in one weight, such as those of q, k and v, come together.
 
         Requests that have begun go on with the KV that they have (`running` "keep"), go on after their KV is computed again
         ("recompute"), end before the change while no other begins ("finish"), or are cancelled ("abort"). The change goes on if the
         caller is cancelled. Nothing changes if it fails: `ModelLoadError` for weights that cannot be read or do not fit,
         `InsufficientMemoryError`, or what an iterable raises. Raises `EngineStateError` while the engine sleeps.
         """
-        return await self._check_serving().weights.update(source, running)
+        return await self._check_serving().weights.update(source, running, partial)
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:

@@ -41,7 +41,7 @@ class ModelWeights:
         self._registry = registry
         self._run = run
         self._sleep_level = sleep_level
-        self._source: str | None = ""  # of the weights, a path; "": where the model came from; None: memory
+        self._source: str | None = ""  # of the weights, a path; "": where the model came from; None: memory, or several
 
     async def sleep(self, level: int, running: str) -> MemoryUse:
         violations = [] if level in (1, 2) else [FieldViolation("level", f"{level} is not 1 or 2")]
@@ -67,7 +67,7 @@ class ModelWeights:
             prepared = None
             if source is not None or level == 2:
                 if source is None and self._source is None:
-                    raise EngineStateError("the weights came from memory, and cannot be read again; give wake() a source")
+                    raise EngineStateError("the weights came from memory or in parts, and cannot be read again; give wake() a source")
                 change = NewWeights((self._source or None) if source is None else source)
                 prepared = await self._changes.prepare(lambda: change)
             with anyio.CancelScope(shield=True):  # what is prepared is applied, and it is known where the weights are from
@@ -78,16 +78,16 @@ class ModelWeights:
                     self._source = _path_of(source)
             return replace(memory, before=before)
 
-    async def update(self, source: WeightSource, running: str) -> int:
+    async def update(self, source: WeightSource, running: str, partial: bool) -> int:
         modes = [mode.value for mode in RunningRequests]
         if running not in modes:
             raise refusal([FieldViolation("running", f"{running!r} is not one of {', '.join(modes)}")])
-        return await self._changes.run_on(self._update(source, RunningRequests(running), self._changes.turn()))
+        return await self._changes.run_on(self._update(NewWeights(source, partial), RunningRequests(running), self._changes.turn()))
 
-    async def _update(self, source: WeightSource, running: RunningRequests, turn: Turn) -> int:
+    async def _update(self, change: NewWeights, running: RunningRequests, turn: Turn) -> int:
         async with turn:
-            await self._changes.change(lambda: NewWeights(source), running)
-            self._source = _path_of(source)
+            await self._changes.change(lambda: change, running)
+            self._source = None if change.partial else _path_of(change.source)
             return self._registry.weights_version
 
 

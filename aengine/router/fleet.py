@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import (
     AdapterNotFoundError,
     AEngineError,
@@ -45,13 +46,21 @@ MOST_KV_SECONDS = 2.0  # that KV may take from one replica to another beyond wha
 _log = logging.getLogger("aengine")
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsChange:
+    """New weights of all replicas, as `AsyncEngine.update_weights` takes them."""
+
+    source: str  # a directory
+    partial: bool
+
+
 class FleetInfo:
     """The adapters and weights that all replicas of a router have alike. To be made in a running loop."""
 
     def __init__(self) -> None:
         self.adapters: dict[str, AdapterInfo] = {}  # all that there are, by name
         self._paths: dict[str, str] = {}  # of adapters that were loaded through the router, by name
-        self._weights: dict[str, str] = {}  # the directory whose weights replicas of a generation get when they come
+        self._weights: dict[str, tuple[WeightsChange, ...]] = {}  # what replicas of a generation get when they come
         self._weights_version: int | None = None  # how often weights were replaced through the router; None: no replica has been there
         self._changing = asyncio.Lock()  # a replica is prepared, or all are changed
 
@@ -79,21 +88,20 @@ class FleetInfo:
             load.weights_behind = self._weights_version - load.stats.weights_version
 
     async def _give(self, client: AsyncClient, load: ReplicaLoad) -> None:
-        source = self._weights.get(load.generation)
-        if source is not None:
-            load.identify((await _update(client, source, "keep"))[1])
+        for change in self._weights.get(load.generation, ()):
+            load.identify((await _update(client, change, "keep"))[1])
         there = {adapter.name for adapter in await client.adapters()}
         for name, path in self._paths.items():
             if name not in there:
                 await client.load_adapter(name, path)
 
-    async def update_weights(self, fleet: Fleet, source: str, running: str) -> int:
-        """Replace the weights at all connected replicas by those of the directory `source`, which replicas that come later with the old
-        ones get, too; returns how often that was done. `running`: as of `AsyncEngine.update_weights`. Raises what `Fleet.ask_all` raises
+    async def update_weights(self, fleet: Fleet, change: WeightsChange, running: str) -> int:
+        """Replace the weights at all connected replicas by those of a directory, which replicas that come later with the old ones get, too;
+        returns how often that was done. `running`: as of `AsyncEngine.update_weights`. Raises what `Fleet.ask_all` raises
         with `some`."""
         async with self._changing:
             befores = {replica.name: replica.load.generation for replica in fleet.replicas.values() if replica.connected}
-            answers = await fleet.ask_all(lambda client: _update(client, source, running), some=True)
+            answers = await fleet.ask_all(lambda client: _update(client, change, running), some=True)
             self._weights_version = (self._weights_version or 0) + 1
             afters = set()
             for name, (version, stats) in answers.items():
@@ -103,7 +111,8 @@ class FleetInfo:
                 replica.load.identify(stats)
                 afters.add(replica.load.generation)
                 fleet.replaced(befores[name], replica.load.generation)
-            self._weights = dict.fromkeys({*self._weights, *befores.values()} - afters, source)
+            before = {generation: self._weights.get(generation, ()) for generation in {*self._weights, *befores.values()} - afters}
+            self._weights = {generation: (*(changes if change.partial else ()), change) for generation, changes in before.items()}
             return self._weights_version
 
     async def load_adapter(self, fleet: Fleet, name: str, path: str) -> AdapterInfo:
@@ -132,9 +141,9 @@ class FleetInfo:
             self.adapters.pop(name, None)
 
 
-async def _update(client: AsyncClient, source: str, running: str) -> tuple[int, EngineStats]:
+async def _update(client: AsyncClient, change: WeightsChange, running: str) -> tuple[int, EngineStats]:
     """The version of the new weights, and what the replica then says."""
-    version = await client.update_weights(source, running)
+    version = await client.update_weights(change.source, running, change.partial)
     return version, await client.load()
 
 

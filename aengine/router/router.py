@@ -40,7 +40,7 @@ from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
 from aengine.client import AsyncClient
 from aengine.router.discovery import AddressSource, discover
-from aengine.router.fleet import Fleet, FleetInfo
+from aengine.router.fleet import Fleet, FleetInfo, WeightsChange
 from aengine.router.in_flight import RequestsInFlight
 from aengine.router.processes import run_replicas
 from aengine.router.ray_replicas import ray_replicas
@@ -335,12 +335,12 @@ class Router(AsyncioEngine, ServedEngine):
     async def wake(self) -> MemoryUse:
         return total_memory(await self._ask_all(lambda client: client.wake()))
 
-    async def update_weights(self, source: str, running: str = "keep") -> int:
+    async def update_weights(self, source: str, running: str = "keep", partial: bool = False) -> int:
         """Replace the weights by those of a directory that every replica can read, as `AsyncEngine.update_weights` describes it; returns
         how often that was done. Replicas that come later, and had the old ones, get these weights, too. A request goes on only at replicas
         of the generation that made its latest token, as long as there is one."""
         parts = self._running()
-        return await parts.fleet_info.update_weights(parts.fleet, source, running)
+        return await parts.fleet_info.update_weights(parts.fleet, WeightsChange(source, partial), running)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter from a directory that every replica can read, as `AsyncEngine.load_adapter` describes it. Replicas that come

@@ -64,6 +64,7 @@ class UnloadAdapter:
 @dataclass(frozen=True, slots=True)
 class NewWeights:
     source: Any  # a directory, or what else `AsyncEngine.update_weights` takes
+    partial: bool = False  # what the source lacks stays as it is
 
 
 Change = LoadAdapter | UnloadAdapter | NewWeights
@@ -325,9 +326,10 @@ class Executor(Protocol):
         """Copies page sources[i] to page destinations[i], all of its layers, after the writes of the steps before. No page is twice a
         destination, and all sources are read before any destination is written."""
 
-    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
-        """Makes what `use_weights` takes of weights that are read as for loading, with so many threads. May be called from any thread, one
-        at a time, while steps run. Raises InsufficientMemoryError before it reads any, and what reading raises."""
+    def prepare_weights(self, read: ReadWeights, threads: int, partial: bool) -> object:
+        """Makes what `use_weights` takes of weights that are read as for loading, with so many threads; of `partial` ones, some may be
+        missing, which stay as they are. May be called from any thread, one at a time, while steps run. Raises InsufficientMemoryError
+        before it reads any, and what reading raises."""
 
     def use_weights(self, prepared: object) -> None:
         """The steps that are launched from now on compute with these weights. No step is in flight."""

@@ -48,9 +48,11 @@ _TABLES = ("embedding.weight", "positions.weight", "layer_embedding.weight")  # 
 _SHARED = "/dev/shm"
 
 
-def new_weights(setup: ExecutorSetup, source: Any, check: Callable[[], object], shard: Shard) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+def new_weights(
+    setup: ExecutorSetup, source: Any, partial: bool, check: Callable[[], object], shard: Shard
+) -> Iterator[tuple[str, tuple[Rows, ...]]]:
     """Yields each named weight of a shard with its parts, as `ExecutorSetup.weights` does: from a directory or safetensors file, from named
-    tensors, or None: from where the model came.
+    tensors, or None: from where the model came. `partial`: those that are there.
 
     None of it is in memory that others can change. It is added to the digest of the setup. `check` is called before each weight. Raises
     what that raises, ModelLoadError, and what the iterator of a source raises.
@@ -60,8 +62,10 @@ def new_weights(setup: ExecutorSetup, source: Any, check: Callable[[], object], 
         return
     spec = setup.native_spec
     checkpoint, quantization = _opened(source, setup, spec, check)
-    named, quiet = with_family_names(spec, checkpoint), lambda *_: None
-    for name, parts in checkpoint_weights(spec, named, "the model", quantization, shard, quiet, setup.digest):
+    own = setup.config.load_format
+    whole = open_checkpoint(setup.model_dir, own) if partial and own != "dummy" else None
+    named, quiet = with_family_names(spec, checkpoint, whole), lambda *_: None
+    for name, parts in checkpoint_weights(spec, named, "the model", quantization, shard, quiet, setup.digest, partial):
         check()
         copied = name in _TABLES and not _is_staged(source)
         yield name, tuple(part.copy() if copied and isinstance(part, np.ndarray) else part for part in parts)
@@ -230,7 +234,7 @@ class Changing:
     def _prepare_on(self, ranks: DriverRanks, change: Change) -> Prepared:
         if isinstance(change, NewWeights):
             with as_path(change.source, self._setup, self._check) as path:
-                return self._prepare_with(ranks, NewWeights(path))
+                return self._prepare_with(ranks, replace(change, source=path))
         return self._prepare_with(ranks, change)
 
     def _prepare_with(self, ranks: DriverRanks, change: Change) -> Prepared:
@@ -256,11 +260,11 @@ class Changing:
                 raise ModelLoadError(
                     "weights are not replaced with expert_parallel_size > 1: the other engines would go on with the old ones"
                 )
-            case NewWeights(source):
-                digest = WeightsDigest()
-                read = partial(new_weights, replace(self._setup, digest=digest), source, self._check)
+            case NewWeights(source, only_some):
+                digest = WeightsDigest(self.weights_digest if only_some else "")
+                read = partial(new_weights, replace(self._setup, digest=digest), source, only_some, self._check)
                 threads = self._setup.threads if self._asleep else 1  # else the cores are the steps'
-                return Prepared(change, self._executor.prepare_weights(read, threads), number, weights_digest=digest.hexdigest())
+                return Prepared(change, self._executor.prepare_weights(read, threads, only_some), number, weights_digest=digest.hexdigest())
 
     def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
         setup = self._setup

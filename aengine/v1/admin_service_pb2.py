@@ -26,19 +26,19 @@ from aengine.v1 import model_service_pb2 as aengine_dot_v1_dot_model__service__p
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/admin_service.proto\x12\naengine.v1\x1a\x1e\x61\x65ngine/v1/model_service.proto\x1a\x1egoogle/protobuf/duration.proto\"e\n\x0eProfileRequest\x12\x16\n\tnum_steps\x18\x01 \x01(\rH\x00\x88\x01\x01\x12-\n\ntime_limit\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0c\n\n_num_steps\" \n\x0fProfileResponse\x12\r\n\x05trace\x18\x01 \x01(\x0c\"\x13\n\x11\x46lushCacheRequest\")\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r\"=\n\x16PauseGenerationRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.aengine.v1.PauseMode\"5\n\x17PauseGenerationResponse\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x01 \x01(\r\"\x1b\n\x19\x43ontinueGenerationRequest\"\x1c\n\x1a\x43ontinueGenerationResponse\"I\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07replica\x18\x02 \x01(\t\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\x13LoadAdapterResponse\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.aengine.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"Q\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.aengine.v1.SleepModeB\x08\n\x06_level\"6\n\rSleepResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"6\n\tMemoryUse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"\r\n\x0bWakeRequest\"5\n\x0cWakeResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"J\n\x14UpdateWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.aengine.v1.UpdateMode\"0\n\x15UpdateWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\"B\n\x08KvPrefix\x12\x11\n\ttoken_ids\x18\x01 \x03(\x11\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"5\n\rFindKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\"6\n\x0e\x46indKvResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"^\n\x0f\x45xportKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x13\n\x0bskip_tokens\x18\x03 \x01(\r\"4\n\x10\x45xportKvResponse\x12 \n\x04page\x18\x01 \x01(\x0b\x32\x12.aengine.v1.KvPage\"G\n\x06KvPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\x08\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"l\n\x0fImportKvRequest\x12-\n\x06prefix\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.ExportKvRequestH\x00\x12\"\n\x04page\x18\x02 \x01(\x0b\x32\x12.aengine.v1.KvPageH\x00\x42\x06\n\x04part\"&\n\x10ImportKvResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r*S\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x15\n\x11PAUSE_MODE_CANCEL\x10\x02*j\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_PARK\x10\x01\x12\x15\n\x11SLEEP_MODE_CANCEL\x10\x02\x12\x15\n\x11SLEEP_MODE_REFUSE\x10\x03*\x89\x01\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10UPDATE_MODE_KEEP\x10\x01\x12\x19\n\x15UPDATE_MODE_RECOMPUTE\x10\x02\x12\x16\n\x12UPDATE_MODE_FINISH\x10\x03\x12\x15\n\x11UPDATE_MODE_ABORT\x10\x04\x32\xe6\x07\n\x0c\x41\x64minService\x12K\n\nFlushCache\x12\x1d.aengine.v1.FlushCacheRequest\x1a\x1e.aengine.v1.FlushCacheResponse\x12\x42\n\x07Profile\x12\x1a.aengine.v1.ProfileRequest\x1a\x1b.aengine.v1.ProfileResponse\x12Z\n\x0fPauseGeneration\x12\".aengine.v1.PauseGenerationRequest\x1a#.aengine.v1.PauseGenerationResponse\x12\x63\n\x12\x43ontinueGeneration\x12%.aengine.v1.ContinueGenerationRequest\x1a&.aengine.v1.ContinueGenerationResponse\x12<\n\x05\x44rain\x12\x18.aengine.v1.DrainRequest\x1a\x19.aengine.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.aengine.v1.LoadAdapterRequest\x1a\x1f.aengine.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .aengine.v1.UnloadAdapterRequest\x1a!.aengine.v1.UnloadAdapterResponse\x12<\n\x05Sleep\x12\x18.aengine.v1.SleepRequest\x1a\x19.aengine.v1.SleepResponse\x12\x39\n\x04Wake\x12\x17.aengine.v1.WakeRequest\x1a\x18.aengine.v1.WakeResponse\x12T\n\rUpdateWeights\x12 .aengine.v1.UpdateWeightsRequest\x1a!.aengine.v1.UpdateWeightsResponse\x12?\n\x06\x46indKv\x12\x19.aengine.v1.FindKvRequest\x1a\x1a.aengine.v1.FindKvResponse\x12G\n\x08\x45xportKv\x12\x1b.aengine.v1.ExportKvRequest\x1a\x1c.aengine.v1.ExportKvResponse0\x01\x12G\n\x08ImportKv\x12\x1b.aengine.v1.ImportKvRequest\x1a\x1c.aengine.v1.ImportKvResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/admin_service.proto\x12\naengine.v1\x1a\x1e\x61\x65ngine/v1/model_service.proto\x1a\x1egoogle/protobuf/duration.proto\"e\n\x0eProfileRequest\x12\x16\n\tnum_steps\x18\x01 \x01(\rH\x00\x88\x01\x01\x12-\n\ntime_limit\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0c\n\n_num_steps\" \n\x0fProfileResponse\x12\r\n\x05trace\x18\x01 \x01(\x0c\"\x13\n\x11\x46lushCacheRequest\")\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r\"=\n\x16PauseGenerationRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.aengine.v1.PauseMode\"5\n\x17PauseGenerationResponse\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x01 \x01(\r\"\x1b\n\x19\x43ontinueGenerationRequest\"\x1c\n\x1a\x43ontinueGenerationResponse\"I\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07replica\x18\x02 \x01(\t\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\x13LoadAdapterResponse\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.aengine.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"Q\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.aengine.v1.SleepModeB\x08\n\x06_level\"6\n\rSleepResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"6\n\tMemoryUse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"\r\n\x0bWakeRequest\"5\n\x0cWakeResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"[\n\x14UpdateWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.aengine.v1.UpdateMode\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"0\n\x15UpdateWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\"B\n\x08KvPrefix\x12\x11\n\ttoken_ids\x18\x01 \x03(\x11\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"5\n\rFindKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\"6\n\x0e\x46indKvResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"^\n\x0f\x45xportKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x13\n\x0bskip_tokens\x18\x03 \x01(\r\"4\n\x10\x45xportKvResponse\x12 \n\x04page\x18\x01 \x01(\x0b\x32\x12.aengine.v1.KvPage\"G\n\x06KvPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\x08\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"l\n\x0fImportKvRequest\x12-\n\x06prefix\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.ExportKvRequestH\x00\x12\"\n\x04page\x18\x02 \x01(\x0b\x32\x12.aengine.v1.KvPageH\x00\x42\x06\n\x04part\"&\n\x10ImportKvResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r*S\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x15\n\x11PAUSE_MODE_CANCEL\x10\x02*j\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_PARK\x10\x01\x12\x15\n\x11SLEEP_MODE_CANCEL\x10\x02\x12\x15\n\x11SLEEP_MODE_REFUSE\x10\x03*\x89\x01\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10UPDATE_MODE_KEEP\x10\x01\x12\x19\n\x15UPDATE_MODE_RECOMPUTE\x10\x02\x12\x16\n\x12UPDATE_MODE_FINISH\x10\x03\x12\x15\n\x11UPDATE_MODE_ABORT\x10\x04\x32\xe6\x07\n\x0c\x41\x64minService\x12K\n\nFlushCache\x12\x1d.aengine.v1.FlushCacheRequest\x1a\x1e.aengine.v1.FlushCacheResponse\x12\x42\n\x07Profile\x12\x1a.aengine.v1.ProfileRequest\x1a\x1b.aengine.v1.ProfileResponse\x12Z\n\x0fPauseGeneration\x12\".aengine.v1.PauseGenerationRequest\x1a#.aengine.v1.PauseGenerationResponse\x12\x63\n\x12\x43ontinueGeneration\x12%.aengine.v1.ContinueGenerationRequest\x1a&.aengine.v1.ContinueGenerationResponse\x12<\n\x05\x44rain\x12\x18.aengine.v1.DrainRequest\x1a\x19.aengine.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.aengine.v1.LoadAdapterRequest\x1a\x1f.aengine.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .aengine.v1.UnloadAdapterRequest\x1a!.aengine.v1.UnloadAdapterResponse\x12<\n\x05Sleep\x12\x18.aengine.v1.SleepRequest\x1a\x19.aengine.v1.SleepResponse\x12\x39\n\x04Wake\x12\x17.aengine.v1.WakeRequest\x1a\x18.aengine.v1.WakeResponse\x12T\n\rUpdateWeights\x12 .aengine.v1.UpdateWeightsRequest\x1a!.aengine.v1.UpdateWeightsResponse\x12?\n\x06\x46indKv\x12\x19.aengine.v1.FindKvRequest\x1a\x1a.aengine.v1.FindKvResponse\x12G\n\x08\x45xportKv\x12\x1b.aengine.v1.ExportKvRequest\x1a\x1c.aengine.v1.ExportKvResponse0\x01\x12G\n\x08ImportKv\x12\x1b.aengine.v1.ImportKvRequest\x1a\x1c.aengine.v1.ImportKvResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAUSEMODE']._serialized_start=1725
-  _globals['_PAUSEMODE']._serialized_end=1808
-  _globals['_SLEEPMODE']._serialized_start=1810
-  _globals['_SLEEPMODE']._serialized_end=1916
-  _globals['_UPDATEMODE']._serialized_start=1919
-  _globals['_UPDATEMODE']._serialized_end=2056
+  _globals['_PAUSEMODE']._serialized_start=1742
+  _globals['_PAUSEMODE']._serialized_end=1825
+  _globals['_SLEEPMODE']._serialized_start=1827
+  _globals['_SLEEPMODE']._serialized_end=1933
+  _globals['_UPDATEMODE']._serialized_start=1936
+  _globals['_UPDATEMODE']._serialized_end=2073
   _globals['_PROFILEREQUEST']._serialized_start=110
   _globals['_PROFILEREQUEST']._serialized_end=211
   _globals['_PROFILERESPONSE']._serialized_start=213
@@ -78,25 +78,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAKERESPONSE']._serialized_start=992
   _globals['_WAKERESPONSE']._serialized_end=1045
   _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=1047
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1121
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1123
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1171
-  _globals['_KVPREFIX']._serialized_start=1173
-  _globals['_KVPREFIX']._serialized_end=1239
-  _globals['_FINDKVREQUEST']._serialized_start=1241
-  _globals['_FINDKVREQUEST']._serialized_end=1294
-  _globals['_FINDKVRESPONSE']._serialized_start=1296
-  _globals['_FINDKVRESPONSE']._serialized_end=1350
-  _globals['_EXPORTKVREQUEST']._serialized_start=1352
-  _globals['_EXPORTKVREQUEST']._serialized_end=1446
-  _globals['_EXPORTKVRESPONSE']._serialized_start=1448
-  _globals['_EXPORTKVRESPONSE']._serialized_end=1500
-  _globals['_KVPAGE']._serialized_start=1502
-  _globals['_KVPAGE']._serialized_end=1573
-  _globals['_IMPORTKVREQUEST']._serialized_start=1575
-  _globals['_IMPORTKVREQUEST']._serialized_end=1683
-  _globals['_IMPORTKVRESPONSE']._serialized_start=1685
-  _globals['_IMPORTKVRESPONSE']._serialized_end=1723
-  _globals['_ADMINSERVICE']._serialized_start=2059
-  _globals['_ADMINSERVICE']._serialized_end=3057
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1138
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1140
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1188
+  _globals['_KVPREFIX']._serialized_start=1190
+  _globals['_KVPREFIX']._serialized_end=1256
+  _globals['_FINDKVREQUEST']._serialized_start=1258
+  _globals['_FINDKVREQUEST']._serialized_end=1311
+  _globals['_FINDKVRESPONSE']._serialized_start=1313
+  _globals['_FINDKVRESPONSE']._serialized_end=1367
+  _globals['_EXPORTKVREQUEST']._serialized_start=1369
+  _globals['_EXPORTKVREQUEST']._serialized_end=1463
+  _globals['_EXPORTKVRESPONSE']._serialized_start=1465
+  _globals['_EXPORTKVRESPONSE']._serialized_end=1517
+  _globals['_KVPAGE']._serialized_start=1519
+  _globals['_KVPAGE']._serialized_end=1590
+  _globals['_IMPORTKVREQUEST']._serialized_start=1592
+  _globals['_IMPORTKVREQUEST']._serialized_end=1700
+  _globals['_IMPORTKVRESPONSE']._serialized_start=1702
+  _globals['_IMPORTKVRESPONSE']._serialized_end=1740
+  _globals['_ADMINSERVICE']._serialized_start=2076
+  _globals['_ADMINSERVICE']._serialized_end=3074
 # @@protoc_insertion_point(module_scope)

@@ -546,21 +546,27 @@ class UpdateWeightsRequest(_message.Message):
 
     PATH_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """A directory on the server with the checkpoint. It must be in one of the directories that the server is configured to load
     from. Required.
     """
     mode: Global___UpdateMode.ValueType
     """What happens to the requests that have begun. Default: UPDATE_MODE_KEEP."""
+    partial: _builtins.bool
+    """Whether the checkpoint may have some tensors alone. The weights that they make are replaced, and the others stay. Tensors that are
+    joined in one weight, such as those of q, k and v, come together. Default: false.
+    """
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         mode: Global___UpdateMode.ValueType = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "partial", b"partial", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, ModelLoadError
 from aengine.kernels.arrays import BFLOAT16
 from aengine.models.config.model_config import load_spec
-from aengine.models.loading import weights
+from aengine.models.loading import hub
 from aengine.models.loading.hub import resolve_model
 from aengine.models.named_weights import num_parameters
 from aengine.runner import setup
@@ -122,8 +122,8 @@ def test_progress_is_logged_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog
     caplog.set_level(logging.INFO, "aengine")
     now = 100.0
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
-    monkeypatch.setattr(weights.time, "monotonic", lambda: now)
-    with weights.LoadProgress(8 << 30) as bar:
+    monkeypatch.setattr(hub.time, "monotonic", lambda: now)
+    with hub.LoadProgress(8 << 30) as bar:
         for _ in range(16):
             now += 1.0
             bar.add_bytes(1 << 29)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+import random
+import shutil
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +17,15 @@ from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
+from test_tensor_parallel import CASES as MODELS
 from tiny_adapters import write_adapter
 from torch import Tensor
 
 from aengine.api.errors import InsufficientMemoryError, ModelLoadError
 from aengine.api.weight_sources import SharedWeights
+from aengine.models.config.model_config import load_spec
+from aengine.models.named_weights import named_weights
+from aengine.models.spec import ModelSpec
 from aengine.runner.contract import LoadAdapter, NewWeights
 from aengine.runner.cpu import model as host_model
 from aengine.runner.runner import ModelRunner
@@ -26,9 +33,19 @@ from aengine.runner.runner import ModelRunner
 PROMPTS = [[1, 2, 3, 4, 5], [7, 3, 9], list(range(10, 40))]
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("Gemma2", {"head_dim": 16}),
+    "gpt2": ("GPT2", {}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    ),
+}
+
+
 def save_two(name: str, path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Two models of a family with other weights."""
-    prefix, changes = ("Gemma2", {"head_dim": 16}) if name == "gemma2" else FAMILIES[name]
+    prefix, changes = OTHERS[name] if name in OTHERS else FAMILIES[name]
     save_random(prefix, {**TINY, **changes}, path / "old", 1, dtype=torch.float32)
     model = save_random(prefix, {**TINY, **changes}, path / "new", 1, dtype=torch.float32)
     torch.manual_seed(1)
@@ -174,3 +191,91 @@ def test_memory_is_checked_before_anything_is_read(models: tuple[pathlib.Path, p
 
     with pytest.raises(InsufficientMemoryError, match=r"new weights need .* of host memory .* but 1\.00 KiB are available"):
         runner.prepare(NewWeights(never()))
+
+
+PARTIAL = [(name, backend, {}) for name in ("gpt-oss", "qwen2-moe", "qwen3-tied-biased") for backend in ("auto", "torch_native")]
+PARTIAL += [("qwen3-tied-biased", "auto", {"quantization": how}) for how in ("int8", "int4")]
+
+
+def halves(spec: ModelSpec, seed: int) -> tuple[set[str], set[str]]:
+    """The tensors of the checkpoint that make half of the weights, and those of the others."""
+    generator, found = random.Random(seed), (set[str](), set[str]())
+    joined: dict[str, set[str]] = {}
+    for name, weight in named_weights(spec).items():
+        joined[name] = {part.source for part in weight.parts}
+        if name.endswith("shared_gate.weight"):
+            joined[name] |= joined.pop(name.replace("shared_gate", "router"))
+    for sources in joined.values():
+        found[generator.randrange(2)].update(sources)
+    return found
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("name", "backend", "options"), slow_but(PARTIAL[:2] + PARTIAL[-1:], PARTIAL))
+def test_some_weights(name: str, backend: str, options: dict, tmp_path: pathlib.Path) -> None:
+    """Weights and biases of the same and of other matrices, and the rest after them."""
+    old, new = save_two(name, tmp_path)
+    options = {"attention_backend": backend, **options}
+    runner = make_runner(old, **options)
+    stored, changed = load_file(old / "model.safetensors"), load_file(new / "model.safetensors")
+    some, others = halves(load_spec(old), 1)
+    shutil.copytree(old, tmp_path / "mixed")
+    save_file({**stored, **{name: changed[name] for name in some}}, tmp_path / "mixed" / "model.safetensors", {"format": "pt"})
+    expected = [tokens(make_runner(path, **options)) for path in (old, tmp_path / "mixed", new)]
+    assert expected[0] != expected[1] != expected[2]
+    before = runner.weights_digest
+    prepared = runner.prepare(NewWeights({name: changed[name] for name in some}, partial=True))
+    assert tokens(runner) == expected[0]
+    runner.apply(prepared)
+    assert tokens(runner) == expected[1]
+    between = runner.weights_digest
+    save_file({name: changed[name] for name in others}, tmp_path / "others.safetensors")
+    runner.apply(runner.prepare(NewWeights(tmp_path / "others.safetensors", partial=True)))
+    assert tokens(runner) == expected[2]
+    assert len({before, between, runner.weights_digest}) == 3
+
+
+def test_matrices_that_stay_take_no_memory_again(models: tuple[pathlib.Path, pathlib.Path]) -> None:
+    runner = make_runner(models[0])
+    changed = load_file(models[1] / "model.safetensors")
+    stack = runner._executor._model._stack
+    before = dict(stack.weights.linears)
+    runner.apply(runner.prepare(NewWeights({"model.layers.1.mlp.down_proj.weight": changed["model.layers.1.mlp.down_proj.weight"]}, True)))
+    moved = {name for name, linear in stack.weights.linears.items() if linear.c.words != before[name].c.words}
+    assert moved == {"layers.1.down"}
+
+
+def test_names_of_a_model_that_was_saved_without_its_head(tmp_path: pathlib.Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    model = MODELS["gpt2"].make()
+    model.save_pretrained(old)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * parameter.data.abs().mean()
+    model.save_pretrained(new)
+    for path in (old, new):
+        stored = load_file(path / "model.safetensors")
+        save_file({name.removeprefix("transformer."): tensor for name, tensor in stored.items()}, path / "model.safetensors")
+    runner, changed = make_runner(old), load_file(new / "model.safetensors")
+    for name, tensor in changed.items():
+        if not name.startswith("lm_head"):
+            runner.apply(runner.prepare(NewWeights([(name, tensor)], partial=True)))
+    assert tokens(runner) == tokens(make_runner(new))
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ([], "has none of the weights that the model has"),
+        (
+            ["model.layers.0.self_attn.q_proj.weight"],
+            r"it lacks model.layers.0.self_attn.k_proj.weight, model.layers.0.self_attn.v_",
+        ),
+        (["lm_head.weight", "model.nothing.weight"], r"it has unexpected model\.nothing\.weight"),
+    ],
+)
+def test_some_weights_that_do_not_fit(names: list[str], sentence: str, models: tuple[pathlib.Path, pathlib.Path]) -> None:
+    runner, changed = make_runner(models[0]), load_file(models[1] / "model.safetensors")
+    expected, digest = tokens(runner), runner.weights_digest
+    with pytest.raises(ModelLoadError, match=sentence):
+        runner.prepare(NewWeights({name: changed.get(name, torch.zeros(2)) for name in names}, partial=True))
+    assert (tokens(runner), runner.weights_digest) == (expected, digest)

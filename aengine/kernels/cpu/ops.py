@@ -74,6 +74,15 @@ class PackedLinear:
         """The fields of the struct that are no addresses."""
         return {name: int(getattr(self.c, name)) for name in NUMBERS}
 
+    def copy(self) -> PackedLinear:
+        """The same matrix in the same memory, whose bias can be another."""
+        return PackedLinear(self.dtype, self.arrays, **self.numbers)
+
+    def take_bias(self, other: PackedLinear) -> None:
+        """Take the bias of another matrix of the same shape, unless there is one."""
+        if "bias" in other.arrays and "bias" not in self.arrays:
+            self.arrays["bias"], self.c.bias = other.arrays["bias"], other.c.bias
+
     def set_bias(self, rows: NDArray[np.float32]) -> None:
         """Sets the bias [out_features]."""
         if rows.shape != (self.out_features,):
@@ -97,6 +106,12 @@ class PackedLinears:
         """`orders`: of the columns of each matrix, [count, in_features], where these differ; None: the matrices have theirs."""
         self.linears, self.orders = list(linears), orders
         self.c = (CPackedLinear * len(linears))(*(linear.c for linear in linears))
+
+    def take_biases(self, others: PackedLinears) -> None:
+        """Take the biases of as many other matrices of the same shape, unless there are some."""
+        for index, (linear, other) in enumerate(zip(self.linears, others.linears, strict=True)):
+            linear.take_bias(other)
+            self.c[index] = linear.c
 
     def set_biases(self, rows: NDArray[np.float32]) -> None:
         """Sets the biases of all matrices, one after another [count * out_features]."""

@@ -50,6 +50,19 @@ class PackedWeights:
         linears = sum(weight.nbytes for weight in self.linears.values()) + sum(weights.nbytes for weights in self.grouped.values())
         return linears + sum(vector.nbytes for vector in self.vectors.values())
 
+    def take_from(self, others: PackedWeights) -> None:
+        """Have the same weights as others. Biases can be set without changing theirs; matrices, tables and vectors can be replaced."""
+        self.linears = {name: linear.copy() for name, linear in others.linears.items()}
+        self.grouped = {name: PackedLinears([each.copy() for each in one.linears], one.orders) for name, one in others.grouped.items()}
+        self.tables, self.vectors = dict(others.tables), dict(others.vectors)
+
+    def take_biases(self, others: PackedWeights) -> None:
+        """Take the biases of others for matrices that have none."""
+        for name, linear in self.linears.items():
+            linear.take_bias(others.linears[name])
+        for name, grouped in self.grouped.items():
+            grouped.take_biases(others.grouped[name])
+
     def share(self, target: PackedWeights) -> None:
         """Take from the target of a draft head its embedding and its output head, each unless the draft head has its own."""
         if "embedding" in self._shared or "embedding" not in self.tables:

@@ -278,6 +278,10 @@ class DecoderStack:
         self._capturing.clear()
         self._program = self._make_program(self._weights)
 
+    @property
+    def weights(self) -> PackedWeights:
+        return self._weights
+
     def prepare_use(self, weights: PackedWeights) -> tuple[PackedWeights, CpuProgram | None]:
         """Other weights of the same model, for `use`. May run beside steps."""
         return weights, self._make_program(weights) if self._served[1] is None else None  # the head's weights may be others by then

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aengine.api.errors import AdapterError
 from aengine.kernels.arrays import FLOAT32, Array
 from aengine.kernels.cpu.library import BLOCK, EMBEDDING, PANEL, CLowRank, CLowRankBlock, Workspace
-from aengine.kernels.cpu.ops import PackedCpuAdapter
+from aengine.kernels.cpu.ops import PackedCpuAdapter, PackedLinear
 from aengine.kernels.cpu.packing import are_packable, as_packable, pack_linear, pack_linears, quantize_matrix
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
@@ -52,12 +52,15 @@ class WeightPacking:
         self._routers: dict[str, list[Array]] = {}
         self._dequantized: list[str] = []
 
-    def pack(self, weights: Iterable[tuple[str, Sequence[Rows]]]) -> PackedWeights:
-        """Packs each of `weights` as it comes, in the order of `sharded_weights`.
+    def pack(self, weights: Iterable[tuple[str, Sequence[Rows]]], present: PackedWeights | None = None) -> PackedWeights:
+        """Packs each of `weights` as it comes, in the order of `sharded_weights`. Those that are missing are the `present` ones, which are
+        not changed.
 
-        Raises ValueError for weights that are missing, unknown or of another shape.
+        Raises ValueError for weights that are missing without `present` ones, unknown or of another shape.
         """
         packed = self._packed
+        if present is not None:
+            packed.take_from(present)
         missing = sharded_weights(packed.whole_spec, packed.shard)
         for name, parts in weights:
             expected = missing.pop(name, None)
@@ -70,7 +73,9 @@ class WeightPacking:
                 raise ValueError(f"{name} has shape {shape}; the model's is {merged}")
             stem, _, kind = name.rpartition(".")
             arrays = [part for part in parts if isinstance(part, np.ndarray)]  # all of a bias or vector: those are never quantised
-            if kind == "bias" and stem in packed.linears:
+            if name.endswith(".router.bias"):
+                packed.vectors[name] = _floats(arrays)  # its matrix comes later
+            elif kind == "bias" and stem in packed.linears:
                 packed.linears[stem].set_bias(_floats(arrays))
             elif kind == "bias" and stem in packed.grouped:
                 packed.grouped[stem].set_biases(_floats(arrays))
@@ -79,10 +84,14 @@ class WeightPacking:
             else:
                 count = expected.shape[0] if len(expected.shape) == 3 else None
                 self._take_matrix(stem, parts, count)
-        if missing:
+        if missing and present is None:
             raise ValueError(f"{next(iter(missing))} is missing")
         while self._routers:
             self._pack_router(*self._routers.popitem())
+        for name in [name for name in packed.vectors if name.endswith(".router.bias")]:  # whose matrices stay
+            _set_router_bias(packed.linears[name.removesuffix(".bias")], packed.vectors.pop(name))
+        if present is not None:
+            packed.take_biases(present)
         if self._dequantized:
             _log.warning(
                 "no kernel has a format for these quantised matrices, which are as wide as activations: %s", shortened(self._dequantized)
@@ -132,10 +141,11 @@ class WeightPacking:
         wide = any(part.dtype != packed.dtype for part in parts)
         packable = [part.astype(np.float32) for part in parts] if wide else parts
         router = pack_linear(workspace.kernels, packable, dtype=packed.dtype, threads=workspace.threads, float32=wide)
-        bias = packed.vectors.pop(f"{stem}.bias", None)
-        if bias is not None:
-            router.set_bias(np.pad(bias, (0, router.out_features - len(bias))))
         packed.linears[stem] = router
+
+
+def _set_router_bias(router: PackedLinear, bias: NDArray[np.float32]) -> None:
+    router.set_bias(np.pad(bias, (0, router.out_features - len(bias))))
 
 
 def _dequantized(rows: Sequence[Rows], dtype: np.dtype[Any]) -> list[Array]:

@@ -250,8 +250,9 @@ _WORDS = 512
 class WeightsDigest:
     """The digest of the weights that are added, in their order."""
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, before: str = "") -> None:
+        """`before`: the digest of weights that these replace in part; empty: they are all."""
+        self._hash = hashlib.sha256(before.encode())
         self.known: str | None = None
         """The digest, where it is known without the weights."""
 

@@ -2,18 +2,22 @@
 or without an index.
 
 Owns the difference between the bundled model, a directory and a Hugging Face id, what is downloaded, and the one sentence for each way it
-can fail. Reads names and the index, never the weights themselves. Imports no torch.
+can fail. And what is told of the progress of loading. Reads names and the index, never the weights themselves. Imports no torch.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import logging
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import TracebackType
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import AdapterError, ModelLoadError, one_line
@@ -259,3 +263,41 @@ def _explained(model: str, revision: str | None) -> Iterator[None]:
         ) from error
     except Exception as error:  # of any type
         raise ModelLoadError(f"cannot download model {model!r}{at}: {one_line(error)}") from error
+
+
+_log = logging.getLogger("aengine")
+LOG_SECONDS = 5.0
+_GIB = 1 << 30
+
+
+class LoadProgress:
+    """Shows how many of `total` bytes are loaded. Loading that is done within `LOG_SECONDS` is not logged."""
+
+    def __init__(self, total: int, report: Callable[[int, int], object] | None = None) -> None:
+        """`report(loaded, total)` is called instead of showing anything."""
+        self._total = total
+        self._report = report
+        self._loaded = 0
+        self._logged = time.monotonic()
+        self._bar = None
+        if report is None and sys.stderr.isatty():
+            from tqdm import tqdm  # type: ignore[import-untyped]
+
+            self._bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, leave=False)
+
+    def add_bytes(self, size: int) -> None:
+        self._loaded += size
+        if self._report is not None:
+            self._report(self._loaded, self._total)
+        elif self._bar is not None:
+            self._bar.update(size)
+        elif time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
+            _log.info("loaded %.1f of %.1f GiB of weights", self._loaded / _GIB, self._total / _GIB)
+
+    def __enter__(self) -> LoadProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.close()

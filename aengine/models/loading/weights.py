@@ -13,8 +13,6 @@ import logging
 import math
 import pathlib
 import re
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from types import TracebackType
 
 import numpy as np
 
@@ -42,7 +39,7 @@ from aengine.models.loading.checkpoint import (
     open_checkpoint,
     read_from_disk,
 )
-from aengine.models.loading.hub import described_problems
+from aengine.models.loading.hub import LoadProgress, described_problems
 from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
 from aengine.models.quantization.quantization_config import Quantization, load_quantization
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Scheme, Stored
@@ -140,46 +137,10 @@ def _module(part: Part) -> str:
 
 
 _log = logging.getLogger("aengine")
-LOG_SECONDS = 5.0
-_GIB = 1 << 30
-
-
-class LoadProgress:
-    """Shows how many of `total` bytes are loaded. Loading that is done within `LOG_SECONDS` is not logged."""
-
-    def __init__(self, total: int, report: Callable[[int, int], object] | None = None) -> None:
-        """`report(loaded, total)` is called instead of showing anything."""
-        self._total = total
-        self._report = report
-        self._loaded = 0
-        self._logged = time.monotonic()
-        self._bar = None
-        if report is None and sys.stderr.isatty():
-            from tqdm import tqdm  # type: ignore[import-untyped]
-
-            self._bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, leave=False)
-
-    def add_bytes(self, size: int) -> None:
-        self._loaded += size
-        if self._report is not None:
-            self._report(self._loaded, self._total)
-        elif self._bar is not None:
-            self._bar.update(size)
-        elif time.monotonic() - self._logged >= LOG_SECONDS:
-            self._logged = time.monotonic()
-            _log.info("loaded %.1f of %.1f GiB of weights", self._loaded / _GIB, self._total / _GIB)
-
-    def __enter__(self) -> LoadProgress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
 _AHEAD_BYTES = 128 << 20
 _COMPARED_ROWS = 256
 _RETURNED_BYTES = 32 << 20  # of mapped files that are given back together
+_TOGETHER = (".router.weight", ".shared_gate.weight")
 _MTP_KEYS = ("layer", "combine")
 _COPIES = (".embed_tokens.weight", ".shared_head.head.weight")  # of the model's embedding and head, in its MTP layer
 
@@ -189,14 +150,17 @@ def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "a
     return with_family_names(spec, open_checkpoint(model_dir, load_format))
 
 
-def with_family_names(spec: ModelSpec, checkpoint: Checkpoint) -> Checkpoint:
+def with_family_names(spec: ModelSpec, checkpoint: Checkpoint, whole: Checkpoint | None = None) -> Checkpoint:
     """With the names that the family has: its `other_names` replaced, and the first word of all names of the model where they lack it,
-    because it was saved without its head (`h.0.` of GPT-2 is `transformer.h.0.`). A text part has no tensors of other parts."""
+    because it was saved without its head (`h.0.` of GPT-2 is `transformer.h.0.`). A text part has no tensors of other parts. `whole`: the
+    names of which the checkpoint has some; what they mean follows from all of them."""
     family = FAMILIES[spec.family]
+    every = checkpoint if whole is None else Checkpoint({**whole.tensors, **checkpoint.tensors}, ())
     if spec.is_part:
-        checkpoint = text_tensors(checkpoint, family.names["embedding"], family.names["head"], (spec.vocab_size, spec.hidden_size))
+        names = family.names["embedding"], family.names["head"], (spec.vocab_size, spec.hidden_size)
+        every, checkpoint = text_tensors(every, *names), text_tensors(checkpoint, *names, every)
     first_word, dot, rest = family.names["embedding"].partition(".")
-    is_bare = f"{rest}.weight" in checkpoint.tensors
+    is_bare = f"{rest}.weight" in every.tensors
     tensors: dict[str, StoredTensor] = {}
     duplicates = list(checkpoint.duplicates)
     for stored, tensor in checkpoint.tensors.items():
@@ -229,9 +193,13 @@ def _disjoined(joined: Mapping[str, str], name: str, tensor: StoredTensor) -> It
             yield name.removesuffix(ending) + end.format(index=expert), part
 
 
-def text_tensors(checkpoint: Checkpoint, embedding: str, head: str, embedding_shape: tuple[int, ...]) -> Checkpoint:
-    """The tensors of its text part alone, by the names that a model of text alone has for them: see `text_names`. Raises ModelLoadError."""
-    ours = text_names({name: tensor.shape for name, tensor in checkpoint.tensors.items()}, embedding, head, embedding_shape)
+def text_tensors(
+    checkpoint: Checkpoint, embedding: str, head: str, embedding_shape: tuple[int, ...], every: Checkpoint | None = None
+) -> Checkpoint:
+    """The tensors of its text part alone, by the names that a model of text alone has for them: see `text_names`, which is given `every`
+    tensor. Raises ModelLoadError."""
+    shapes = {name: tensor.shape for name, tensor in (every or checkpoint).tensors.items()}
+    ours = text_names(shapes, embedding, head, embedding_shape)
     tensors = {ours[name]: tensor for name, tensor in checkpoint.tensors.items() if name in ours}
     return Checkpoint(tensors, tuple(ours[name] for name in checkpoint.duplicates if name in ours))
 
@@ -278,19 +246,27 @@ def checkpoint_weights(
     shard: Shard = WHOLE,
     report: Callable[[int, int], object] | None = None,
     digest: WeightsDigest | None = None,
+    partial: bool = False,
 ) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-    """Each of `sharded_weights(spec, shard)` with its parts: arrays of the checkpoint's dtype, mapped from its files where
-    possible, or rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
+    """Each of `sharded_weights(spec, shard)`, or `partial` those of which the checkpoint has something, with its parts: arrays of the
+    checkpoint's dtype, mapped from its files where possible, or rows that are quantised as `quantization` says. A parameter is its
+    parts one after another, viewed in its shape.
 
     The system reads the next tensors from the disk while the caller works; of tensors that are mapped and become rows as they are, only
     what the rank holds. How many bytes of how many are loaded is shown, or given to `report`. Raises ModelLoadError, before the first
-    weight, naming all tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported; and then,
-    one by one, those of quantised modules whose numbers cannot be. Raises ConfigError for a shard that cuts quantised columns where they
-    cannot be cut. `described`: where the spec is from, for the messages. What is read is added to the `digest`, while the caller works.
+    weight, naming all tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported; and
+    then, one by one, those of quantised modules whose numbers cannot be. Raises ConfigError for a shard that cuts quantised columns
+    where they cannot be cut. `described`: where the spec is from, for the messages. What is read is added to the `digest`, while the
+    caller works.
     """
     parts = stored_parts(named_weights(spec), quantization, checkpoint.tensors)
+    if partial:
+        parts = {name: each for name, each in parts.items() if _has_some(parts, name, checkpoint)}
+        if not parts:
+            raise ModelLoadError(f"the checkpoint has none of the weights that {described} has")
     _check(spec, parts, checkpoint, described, shard)
-    readings = {name: _readings(part, parts[part.source_name], checkpoint) for name, part in sharded_weights(spec, shard).items()}
+    held = {name: part for name, part in sharded_weights(spec, shard).items() if part.source_name in parts}
+    readings = {name: _readings(part, parts[part.source_name], checkpoint) for name, part in held.items()}
     with ExitStack() as stack:
         progress = stack.enter_context(LoadProgress(sum(reading.nbytes for each in readings.values() for reading in each), report))
         pool = None if digest is None else stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-digest"))
@@ -309,6 +285,12 @@ def checkpoint_weights(
                 pages.give_back()
                 unreturned = 0
         pages.give_back()
+
+
+def _has_some(parts: Mapping[str, tuple[StoredPart, ...]], name: str, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint has a tensor of a parameter, or of one that executors keep with it."""
+    together = [name, *(name.replace(one, other) for one, other in (_TOGETHER, _TOGETHER[::-1]) if one in name)]
+    return any(source in checkpoint.tensors for each in together for part in parts.get(each, ()) for source in part.expected)
 
 
 def grouped(shard: Shard, spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Shard:

@@ -180,8 +180,8 @@ class CpuExecutorBase:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._model.copy_pages(sources, destinations)
 
-    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
-        return self._model.prepare_weights(read, threads)
+    def prepare_weights(self, read: ReadWeights, threads: int, partial: bool) -> object:
+        return self._model.prepare_weights(read, threads, partial)
 
     def use_weights(self, prepared: object) -> None:
         self._model.use_weights(prepared)

@@ -106,13 +106,14 @@ class PagedCpuModel:
         if self.draft is not None:
             self.draft.allocate(num_pages)
 
-    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
+    def prepare_weights(self, read: ReadWeights, threads: int, partial: bool) -> object:
         """Reads weights and packs them beside those in use, for `use_weights`. May be called from any thread while steps run. Raises
         InsufficientMemoryError before it reads any, and what reading raises."""
-        check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
+        if not partial:
+            check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
         workspace = Workspace(self.workspace.kernels, threads)
         packing = WeightPacking(workspace, self._spec, self._stack.dtype, shard=self._shard, quantization=self._quantization)
-        return self._stack.prepare_use(packing.pack(read(self._shard)))
+        return self._stack.prepare_use(packing.pack(read(self._shard), self._stack.weights if partial else None))
 
     def use_weights(self, prepared: object) -> None:
         """Computes the steps from now on with weights of `prepare_weights`. No step is in flight."""

@@ -246,9 +246,9 @@ class TorchExecutor:
             if self._draft is not None:
                 self._draft.copy_pages(sources, destinations)
 
-    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
+    def prepare_weights(self, read: ReadWeights, threads: int, partial: bool) -> object:
         with torch.inference_mode(), thread_count(threads):
-            return self._model.prepare_weights(read)
+            return self._model.prepare_weights(read, partial)
 
     def use_weights(self, prepared: object) -> None:
         self._start_latest()

@@ -122,14 +122,15 @@ def _kernel_facts(setup: ExecutorSetup, backend: AttentionBackend) -> dict[str, 
 
 
 def weights_on_host(
-    setup: ExecutorSetup, weights: Iterable[tuple[str, Sequence[Rows]]], linears: QuantizedLinears | None
+    setup: ExecutorSetup, weights: Iterable[tuple[str, Sequence[Rows]]], linears: QuantizedLinears | None, partial: bool
 ) -> dict[str, Weight]:
     """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
-    InsufficientMemoryError before it takes the first."""
+    InsufficientMemoryError before it takes the first, unless they are `partial`."""
     on_cpu = setup.torch_device.type == "cpu"
     of_each = _weight_bytes(setup, linears is not None)
     needed = sum(of_each if on_cpu else map(pinned_bytes, of_each))
-    check_addition("new weights need", needed, free_host_memory() // setup.num_local)
+    if not partial:
+        check_addition("new weights need", needed, free_host_memory() // setup.num_local)
     host = torch.device("cpu")
     on_host = None if linears is None else linears.on_host()
     made = fused(setup.native_spec, weights, setup.torch_dtype, host, on_host, setup.config.quantization, setup.shard)

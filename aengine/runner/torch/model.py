@@ -159,12 +159,12 @@ class PagedTorchModel:
         self._is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
         self.graphs: StepGraphs | None = None
 
-    def prepare_weights(self, read: ReadWeights) -> dict[str, Weight]:
+    def prepare_weights(self, read: ReadWeights, partial: bool) -> dict[str, Weight]:
         """Reads weights into host memory, for `use_weights`. May be called from any thread while steps run. Raises ModelLoadError for
         weights that cannot replace the present ones, and InsufficientMemoryError before it reads any."""
         if not isinstance(self.model, Decoder):
             raise ModelLoadError("weights of a model that runs in the code of transformers cannot be replaced")
-        prepared = weights_on_host(self._setup, read(self._setup.shard), self._linears)
+        prepared = weights_on_host(self._setup, read(self._setup.shard), self._linears, partial)
         self.model.check_same_form(prepared)
         return prepared
 

@@ -103,7 +103,7 @@ class AdminServicer(AdminServiceServicer):
 
     async def UpdateWeights(self, request: messages.UpdateWeightsRequest, context: ServicerContext) -> messages.UpdateWeightsResponse:
         mode = _read_mode(_UPDATES, request.mode, default="keep")
-        version = await self._engine.update_weights(await self._read_path(request.path), mode)
+        version = await self._engine.update_weights(await self._read_path(request.path), mode, request.partial)
         return messages.UpdateWeightsResponse(weights_version=version)
 
     # ---- KV for other servers ------------------------------------------------------------------------------------------
