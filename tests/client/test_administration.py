@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from grpc_harness import serving
+from safetensors.torch import load_file, save_file
 from scripted_server import scripted
 
 from aengine import AsyncEngine, InvalidRequestError, ModelLoadError, SamplingParams
@@ -80,6 +81,21 @@ async def test_new_weights(tmp_path: Path) -> None:
         again = await client.generate(PROMPT, GREEDY)
         assert (again.token_ids, again.weights_versions) == (plain.token_ids, (1,) * 6)
         assert [token.weights_version async for token in client.stream(PROMPT, GREEDY)] == [1] * 6
+
+
+async def test_some_weights(tmp_path: Path) -> None:
+    stored = load_file(resolve_model("demo") / "model.safetensors")
+    (tmp_path / "norm").mkdir()
+    save_file({"model.norm.weight": -stored["model.norm.weight"]}, tmp_path / "norm" / "model.safetensors")
+    async with administrator(tmp_path) as client:
+        plain = await client.generate(PROMPT, GREEDY)
+        with pytest.raises(ModelLoadError, match="it lacks"):
+            await client.update_weights(str(tmp_path / "norm"))
+        assert await client.update_weights(str(tmp_path / "norm"), partial=True) == 1
+        assert (await client.generate(PROMPT, GREEDY)).token_ids != plain.token_ids
+        save_file({"model.norm.weight": stored["model.norm.weight"]}, tmp_path / "norm" / "model.safetensors")
+        assert await client.update_weights(str(tmp_path / "norm"), "recompute", partial=True) == 2
+        assert (await client.generate(PROMPT, GREEDY)).token_ids == plain.token_ids
 
 
 async def test_sleep(tmp_path: Path) -> None:

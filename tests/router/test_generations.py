@@ -22,6 +22,7 @@ from aengine import AsyncEngine, Completion, ModelLoadError, NoReplicaError, Rou
 from aengine.api.outputs import ReplicaInfo, ReplicaState
 from aengine.client import AsyncClient
 from aengine.models.loading.hub import resolve_model
+from aengine.runner.contract import NewWeights
 from aengine.server.app import Server
 
 pytestmark = pytest.mark.anyio
@@ -167,6 +168,20 @@ class TestRefusals:
             await good.come_back()
             await until(lambda: many.state(good) is ReplicaState.SERVING)
             assert many.state(bad) is ReplicaState.SUPERSEDED
+
+    async def test_one_that_comes_later_gets_all_that_was_replaced(self, tmp_path: Path) -> None:
+        async with fleet(2, admin=tmp_path) as many:
+            _, late = many.members
+            late.stop()
+            await until(lambda: many.state(late) is not ReplicaState.SERVING)
+            changes = [("/old", False), ("/new", False), ("/some", True), ("/others", True)]
+            for source, partial in changes:
+                await many.router.update_weights(source, partial=partial)
+            seen: list[NewWeights] = []
+            late.engine.runner.before_prepare = seen.append
+            await late.come_back()
+            await until(lambda: many.state(late) is ReplicaState.SERVING)
+            assert seen == [NewWeights(source, partial) for source, partial in changes[1:]]
 
     @pytest.mark.slow
     async def test_callers_are_told_at_once_where_all_are_refused(self, tmp_path: Path) -> None:
