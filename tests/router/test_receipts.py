@@ -238,13 +238,20 @@ async def test_every_door_signs(engine: AsyncEngine, tmp_path: Path, capsys: pyt
             assert told[0]["choices"] == []
             answers += told
         assert "receipts" not in (await http.post("/v1/completions", {**body, "receipt": False})).json()
-        for path in ("/v1/messages", "/v1/responses"):  # whose answers have no place for one
-            refused = await http.post(path, {"messages": chat["messages"], "max_tokens": 6, "input": "hi", "receipt": True})
-            assert (refused.status_code, "receipt" in refused.text) == (400, True)
+        for path, sent in (("/v1/messages", chat), ("/v1/responses", {"input": "hi", "max_output_tokens": 6, "receipt": True})):
+            answer = (await http.post(path, sent)).json()
+            lines = (await http.post(path, {**sent, "stream": True})).text.splitlines()
+            last = next(json.loads(line[6:]) for line in lines if line.startswith("data: {") and "receipts" in line)
+            assert last["type"] in ("message_delta", "response.incomplete")
+            for found in (answer, last.get("response", last)):
+                assert len(found["receipts"]) == 1
+                answers.append({"receipts": found["receipts"]})
+            assert "receipts" not in (await http.post(path, {**sent, "receipt": False})).json()
     written = tmp_path / "answers.jsonl"
     written.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     receipts = list(read_receipts(str(written)))
-    assert len(receipts) == 6
+    assert len(receipts) == 10
+    assert {one.verdict for one in await outcomes_of(engine, receipts)} == {Verdict.SAME}
     assert all(one.is_signed_by(public) for one in receipts)
     other = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     for forged in (replace(receipts[0], request_id="x"), replace(receipts[0], signature="00" * 64), replace(receipts[0], signature="zz")):

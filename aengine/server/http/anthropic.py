@@ -18,7 +18,7 @@ from aengine.server.core.generation import Generation, count_prompt_tokens, subm
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body, read_generation
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
 from aengine.server.http.chat_input import name_results, read_content, read_function, read_part, read_response_format
-from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece
+from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, with_receipts
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange
 
@@ -36,6 +36,7 @@ TAKEN: Mapping[str, str] = {
     "metadata": "user_id: tenant, its hash if it is longer than a tenant can be",
     "stream": "server-sent events",
     "chat_template_kwargs": "template_kwargs, by vLLM's name",
+    "receipt": "ours: `receipts` with one entry, from which every token can be derived again; of a stream in message_delta",
 }
 """The fields beside those of ours, and what becomes of them."""
 REFUSED: Mapping[str, str] = {
@@ -101,7 +102,7 @@ def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, 
     stream = given.take_field("stream", FLAG, False)
     parameters.ignore(IGNORED)
     given.refuse_all(REFUSED)
-    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
+    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS, "receipt"))
     given.refuse_rest((*TAKEN, *PARAMS, *OF_OTHERS, *OPTIONS, *CHAT_OPTIONS), EXTRA)
     params, options = parameters.params(), parameters.options()
     check.finish(InvalidRequestError)
@@ -286,6 +287,7 @@ class _Writer:
             "content": [_content(block) for block in self._blocks.all],
             **self._stop(),
             "usage": self._usage(),
+            **({} if self._last is None else with_receipts([self._generation])),
         }
 
     def _stop(self) -> dict[str, Any]:
@@ -317,7 +319,8 @@ class _Writer:
 
     def end(self) -> bytes:
         """The last events, serialised: why the output ended, and the usage."""
-        return _event("message_delta", delta=self._stop(), usage=self._usage()) + _event("message_stop")
+        told = with_receipts([self._generation])
+        return _event("message_delta", delta=self._stop(), usage=self._usage(), **told) + _event("message_stop")
 
 
 def _content(block: Block) -> dict[str, Any]:

@@ -21,7 +21,17 @@ from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.core.journal import StoredAnswer
 from aengine.server.http.bodies import Fields, read_body, read_generation
-from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, TokenTexts, chat_logprobs, stop_reason_of
+from aengine.server.http.chat_output import (
+    Block,
+    Change,
+    ContentBlocks,
+    OutputReader,
+    Piece,
+    TokenTexts,
+    chat_logprobs,
+    stop_reason_of,
+    with_receipts,
+)
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange, split_events
 from aengine.server.http.responses_input import ResponseAsked, ToolShape, read_request
@@ -382,6 +392,7 @@ class ResponseWriter:
             "output": [self._item(block) for block in self._blocks.all],
             "usage": None if reason is None else self._usage(),
             "stop_reason": None if self._last is None else stop_reason_of(reason, self._last.stop_reason),  # ours
+            **({} if reason is None else with_receipts([self.generation])),
         }
 
     def _usage(self) -> dict[str, Any]:

@@ -53,6 +53,7 @@ TAKEN: Mapping[str, str] = {
     "safety_identifier": "comes back",
     "max_reasoning_tokens": "ours: the reasoning is closed when it has so many",
     "chat_template_kwargs": "template_kwargs, by vLLM's name",
+    "receipt": "ours: `receipts` with one entry in the response that has ended, from which every token can be derived again",
 }
 """The fields beside those of ours, and what becomes of them."""
 REFUSED: Mapping[str, str] = {
@@ -153,7 +154,7 @@ def read_request(given: Fields, check: FieldChecks, before: Sequence[Any] = ()) 
     parameters.ignore(IGNORED)
     repeated["service_tier"] = parameters.take_openai()
     given.refuse_all(REFUSED)
-    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
+    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS, "receipt"))
     given.refuse_rest((*TAKEN, *PARAMS, *OF_OTHERS, *OPTIONS, *CHAT_OPTIONS))
     params, of_request = parameters.params(), parameters.options()
     check.finish(InvalidRequestError)
