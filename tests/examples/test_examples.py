@@ -73,6 +73,13 @@ def test_grpo(capsys: pytest.CaptureFixture[str]) -> None:
     assert "max |logp_train - logp_rollout| = 0.0" in capsys.readouterr().out
 
 
+def test_grpo_by_trl() -> None:
+    pytest.importorskip("trl", reason="needs `pip install trl`")
+    rewards, largest = runpy.run_path(str(EXAMPLES / "trl_grpo.py"))["main"](3)
+    assert len(rewards) == 3
+    assert largest < 1e-4
+
+
 @pytest.mark.slow
 def test_grpo_learns() -> None:
     rewards, largest = runpy.run_path(str(EXAMPLES / "grpo.py"))["main"](45)
