@@ -1,7 +1,7 @@
-"""Train the bundled model with TRL's GRPOTrainer, whose rollouts come from an engine in the same process: python examples/trl_grpo.py [STEPS]
+"""Train the bundled model with TRL's GRPOTrainer, whose rollouts come from an engine in its process: python examples/trl_grpo.py [STEPS]
 
-Needs `pip install trl`. TRL's own forward pass is that of Transformers: its logprobs are near those of the sampled tokens (float32: 1e-5), not
-equal to the last bit as in examples/grpo.py.
+Needs `pip install trl`. TRL's forward pass is that of Transformers, so its logprobs are near those of the sampled tokens (float32: 1e-5)
+and not equal to the last bit, as they are in examples/grpo.py.
 """
 
 from __future__ import annotations
