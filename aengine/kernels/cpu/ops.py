@@ -75,7 +75,7 @@ class PackedLinear:
         return {name: int(getattr(self.c, name)) for name in NUMBERS}
 
     def copy(self) -> PackedLinear:
-        """The same matrix in the same memory, whose bias can be another."""
+        """Return the matrix, in the same memory, with a bias of its own."""
         return PackedLinear(self.dtype, self.arrays, **self.numbers)
 
     def take_bias(self, other: PackedLinear) -> None:
