@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hang_guard import HANG_SECONDS
 from server_process import server_process
+from slow_cases import NOT_IN_CI
 
 import aengine
 from aengine.api.config import EngineConfig
@@ -113,6 +114,7 @@ def test_steps_that_exceed_a_given_budget_are_named() -> None:
     assert lines[-1] == "not measured: prefill 1 x 70 @ 0: max_num_batched_tokens is 64"
 
 
+@NOT_IN_CI
 def test_steps_of_several_shapes_are_measured_in_one_call(tmp_path: Path) -> None:
     arguments = ("--decode", "1", "--context", "16", "--prefill", "8", "--seconds", "0.01", "--json", str(tmp_path / "out.json"))
     done = bench("step", "--shape", "qwen3-60m", "--shape", "qwen3-60m", "--threads", "1", *MEMORY, *arguments)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from slow_cases import NOT_IN_CI
 
 from aengine.api.config import EngineConfig
 from aengine.bench import cli
@@ -48,6 +49,7 @@ def test_figures_are_against_the_first_configuration() -> None:
 
 
 @pytest.mark.slow
+@NOT_IN_CI
 def test_8_bits_cost_less_than_a_percent_and_4_less_than_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
     assert cli.main(["quality", "--kv-cache-memory", str(64 << 20), "--num-tokens", "4000", "--json", str(path)]) == 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from hang_guard import HANG_SECONDS
+from slow_cases import NOT_IN_CI
 
 from aengine import LLM, AsyncEngine, Completion, EngineStateError, FinishReason, InvalidRequestError, ModelLoadError, SamplingParams
 from aengine.api.engine import EngineBase
@@ -57,6 +58,7 @@ def test_it_gives_what_the_engine_gives(llm: LLM) -> None:
 
 
 @pytest.mark.slow
+@NOT_IN_CI
 def test_more_than_wait_in_the_queue(llm: LLM) -> None:
     outputs = llm.generate([[5 + i % 90, 7] for i in range(5000)], SamplingParams(max_tokens=1, temperature=0.0))
     assert len(outputs) == 5000

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
+from slow_cases import NOT_IN_CI
 
 from aengine import AsyncEngine, QueueFullError, SamplingParams, TokenStream
 
@@ -49,6 +50,7 @@ async def most_calls(calls: Counter[int], stream: TokenStream, num_tokens: int, 
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("same_prompt", [False, True])
+@NOT_IN_CI
 async def test_many_sequences(same_prompt: bool, calls: Counter[int]) -> None:
     """Many requests with n=128 at once, which nobody reads; then all are cancelled at once."""
     streams: list[TokenStream] = []

@@ -13,6 +13,7 @@ import pytest
 from every_draft import use_every_draft
 from hang_guard import HANG_SECONDS
 from oracle_engine import idle
+from slow_cases import NOT_IN_CI
 
 from aengine import AsyncEngine, Completion, FinishReason, InvalidRequestError, SamplingParams, StructuredOutput
 from aengine.sampling.grammar import CompiledGrammar
@@ -43,6 +44,7 @@ async def generate_all(engine: AsyncEngine, wanted: list[SamplingParams]) -> lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@NOT_IN_CI
 async def test_300_schemas() -> None:
     schemas = [grammar_decoding.random_schema(seed) for seed in range(300)]
     async with AsyncEngine("demo", kv_cache_memory=128 << 20) as engine:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hang_guard import HANG_SECONDS
+from slow_cases import NOT_IN_CI
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -81,6 +82,7 @@ def test_grpo_by_trl() -> None:
 
 
 @pytest.mark.slow
+@NOT_IN_CI
 def test_grpo_learns() -> None:
     rewards, largest = runpy.run_path(str(EXAMPLES / "grpo.py"))["main"](45)
     assert largest == 0.0

@@ -99,7 +99,7 @@ async def test_all_are_derived_again(engine: AsyncEngine, count: int) -> None:
     assert sum(one.num_tokens for one in outcomes) == sum(one.num_tokens for one in receipts)
 
 
-@pytest.mark.parametrize("count", [pytest.param(48, marks=pytest.mark.slow), pytest.param(10_000, marks=BY_HAND)])
+@pytest.mark.parametrize("count", [pytest.param(48, marks=BY_HAND), pytest.param(10_000, marks=BY_HAND)])
 async def test_other_cpus_and_ranks_derive_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With canonical numerics, kernels for older CPUs derive the same, and so do two ranks."""
     options: dict[str, Any] = {"numerics": "canonical", "adapters": {"lora": "demo-lora"}}

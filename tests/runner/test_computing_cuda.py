@@ -25,6 +25,7 @@ def run_on_device(*command: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["opt", "qwen3.5", "qwen3-moe", "lfm2", "jamba", "kimi-linear"])
+@NOT_IN_CI
 def test_a_family_against_transformers(name: str) -> None:
     """Greedy tokens and logits, with graphs and without."""
     test = f"tests/models/test_triton_families.py::test_on_a_gpu[{name}-cuda]"
