@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
@@ -42,6 +40,7 @@ PROGRAMS = (
     Program("bench", "aengine-bench", "aengine.bench.cli", "main", "measure an engine or a server"),
     Program("worker", "aengine-worker", "aengine.runner.follower", "main", "run ranks of a model whose other ranks are on other hosts"),
 )
+_PACKAGES = {"torch": "torch", "transformers": "transformers", "tokenizers": "tokenizers", "grpcio": "grpc"}
 _EXTRAS = {"gguf": "gguf", "uvloop": "uvloop", "ray": "ray", "cuda": "flashinfer"}  # and the module that each brings
 
 
@@ -88,14 +87,9 @@ def _expected_kernels() -> str:
         return f"none, {error}"
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _information() -> list[tuple[str, str]]:
+    from importlib import metadata, util  # which take longer than all that the programs need of this module
+
     from aengine.kernels.cpu.library import load_kernels
 
     try:
@@ -104,7 +98,7 @@ def _information() -> list[tuple[str, str]]:
     except (KernelsUnavailableError, ConfigError) as error:
         loaded = f"none, {error}"
     devices = list[Any]()
-    if importlib.util.find_spec("torch"):
+    if util.find_spec("torch"):
         import torch
 
         devices += [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
@@ -112,8 +106,8 @@ def _information() -> list[tuple[str, str]]:
     return [
         ("aengine", f"{VERSION} in {os.path.dirname(os.path.abspath(__file__))}"),
         ("Python", f"{platform.python_version()} at {sys.executable}"),
-        *((name, _version(name)) for name in ("torch", "transformers", "tokenizers", "grpcio")),
-        ("extras", ", ".join(name for name, module in _EXTRAS.items() if importlib.util.find_spec(module)) or "none"),
+        *((name, metadata.version(name) if util.find_spec(module) else "not installed") for name, module in _PACKAGES.items()),
+        ("extras", ", ".join(name for name, module in _EXTRAS.items() if util.find_spec(module)) or "none"),
         ("system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"),
         ("CPU", f"{cores} cores for this process"),
         ("CPU kernels", loaded),
