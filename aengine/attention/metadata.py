@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from aengine.api.dataclass import dataclass
 from aengine.kernels.arrays import to_device
-from aengine.kernels.paged_cache import SCALE_BYTES, Heads, Scoring
-from aengine.kernels.recurrence import StateLayout
+from aengine.kernels.paged_cache import SCALE_BYTES, Heads, Scoring, StateLayout
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,13 @@
-"""What kernels and attention backends both know of a layer: its K and V as tensors of pages, and how it scores keys."""
+"""What kernels and attention backends both know of a layer: its K and V as tensors of pages, how it scores keys, and where its recurrent
+state lies in pages.
+
+A page is made of pieces: what each of its layers has of keys, then what each has of values. A state takes whole pages, the same number
+for every sequence. A layer's part of it begins with a new piece: first the matrix of each head, in blocks of some value columns, which are
+[key dimensions][columns] in float32; then, with another piece, the latest inputs, in the dtype of the activations, in lines of 64 bytes:
+[lines of an input][inputs]. An input is what a convolution is given of a token, and its gates. They are the `taps` - 1 before the next
+token, and where drafts are checked those of tokens behind these that the matrices do not have: when it is known how many of them count,
+the next step computes these again, from their inputs. The kernels of the CPU have the same layout (`src/state.h`).
+"""
 
 from __future__ import annotations
 
@@ -139,3 +148,65 @@ def as_bytes(cache: Tensor) -> Tensor:
     import torch
 
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+
+
+LINE_BYTES = 64
+LINE_FLOATS = LINE_BYTES // 4  # of a line
+_WIDTHS = (64, 32, 16)  # columns of a block; one of 128 keys and 64 columns fits the first cache of a core
+_BLOCK_BYTES = 32 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a recurrent layer keeps of a sequence: a matrix [key_dim, value_dim] for each head, and inputs [.., width] of tokens."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    taps: int  # of the causal convolution
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Where a layer's part lies: pieces are counted over all pages of a state."""
+
+    shape: StateShape
+    width: int  # columns of a block
+    num_blocks: int
+    first: int  # piece of the blocks
+    blocks_per_piece: int  # 0: a block takes several pieces
+    pieces_per_block: int
+    tail: int  # piece that the inputs begin with
+    num_inputs: int
+    input_lines: int  # that one input takes
+    end: int  # piece behind all of it
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    layers: tuple[LayerState, ...]  # of recurrent layers alone
+    lines_per_piece: int  # that are used
+    pieces_per_page: int
+    num_pages: int  # of a state
+
+    @classmethod
+    def of(cls, shapes: Sequence[StateShape], pieces_per_page: int, piece_bytes: int, itemsize: int, pending: int = 0) -> StateLayout:
+        """`piece_bytes`: of the smallest piece. `itemsize`: bytes of an activation. `pending`: most tokens of which there are inputs that
+        the matrices do not have."""
+        lines, first, layers = piece_bytes // LINE_BYTES, 0, []
+        for shape in shapes:
+            layers.append(_layer_state(shape, first, lines, itemsize, pending))
+            first = layers[-1].end
+        return cls(tuple(layers), lines, pieces_per_page, -(-first // pieces_per_page))
+
+
+def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int, pending: int) -> LayerState:
+    fitting = (width for width in _WIDTHS if 4 * width * shape.key_dim <= min(_BLOCK_BYTES, lines * LINE_BYTES))
+    width = min(next(fitting, LINE_FLOATS), -(-shape.value_dim // LINE_FLOATS) * LINE_FLOATS)
+    num_blocks, block_lines = shape.heads * -(-shape.value_dim // width), shape.key_dim * width // LINE_FLOATS
+    per_piece, per_block = lines // block_lines, -(-block_lines // lines)
+    tail = first + (-(-num_blocks // per_piece) if per_piece else num_blocks * per_block)
+    num_inputs, input_lines = shape.taps - 1 + pending, -(-shape.width * itemsize // LINE_BYTES)
+    end = tail + -(-input_lines * num_inputs // lines)
+    return LayerState(shape, width, num_blocks, first, per_piece, per_block, tail, num_inputs, input_lines, end)

@@ -8,7 +8,6 @@ What kernels and those who call them both know: what kernels are given beside ac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
@@ -33,32 +32,6 @@ class Activation(Enum):
     """Of GPT-OSS, gated alone: g * sigmoid(1.702 * g) * (u + 1), where g = min(gate, 7) and u = clamp(up, -7, 7)."""
 
 
-def activated(x: Tensor, activation: Activation) -> Tensor:
-    import torch.nn.functional as F
-
-    match activation:
-        case Activation.SILU:
-            return F.silu(x)
-        case Activation.GELU:
-            return F.gelu(x)
-        case Activation.GELU_TANH:
-            return F.gelu(x, approximate="tanh")
-        case Activation.RELU:
-            return F.relu(x)
-        case Activation.RELU_SQUARED:
-            return F.relu(x).square()
-    raise ValueError(f"{activation.value} needs a gate")
-
-
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """[T, 2 * size] -> [T, size]: the activation of the first half times the second."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    if activation is Activation.CLIPPED_SWIGLU:
-        gate = gate.clamp(max=7.0)
-        return (up.clamp(-7.0, 7.0) + 1.0) * (gate * (gate * 1.702).sigmoid())
-    return activated(gate, activation) * up
-
-
 class RouterScoring(Enum):
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -75,29 +48,6 @@ class ExpertRouting:
     num_groups: int = 1  # experts are chosen from `top_groups` of so many groups of equal size
     top_groups: int = 1
     group_top: int = 1  # a group's score is the sum of so many of its highest scores
-
-
-def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
-    """The experts of each token by a router's logits [T, num_experts] float32 and its bias [num_experts]: their numbers [T, top_k] int64,
-    the best first, and their weights float32. `correction` [num_experts] float32 is added to the scores for the choice alone."""
-    logits = logits if bias is None else logits + bias.float()
-    scores = logits.softmax(-1) if routing.scoring is RouterScoring.SOFTMAX else logits.sigmoid()
-    ranked = scores if correction is None else scores + correction
-    chosen = _of_best_groups(ranked, routing).topk(routing.top_k, -1).indices
-    weights = scores.gather(1, chosen)
-    if routing.normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return chosen, weights * routing.scaling
-
-
-def _of_best_groups(ranked: Tensor, routing: ExpertRouting) -> Tensor:
-    """[T, num_experts] -> the same, where what is in other groups is -inf."""
-    if routing.top_groups == routing.num_groups:
-        return ranked
-    by_group = ranked.view(len(ranked), routing.num_groups, ranked.shape[1] // routing.num_groups)
-    kept = by_group.topk(routing.group_top, -1).values.sum(-1).topk(routing.top_groups, -1).indices
-    dropped = by_group[:, :, 0].new_ones(by_group.shape[:2]).bool().scatter(1, kept, False)
-    return by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

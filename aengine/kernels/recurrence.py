@@ -1,89 +1,19 @@
-"""The recurrent states of a model: where they lie in the pages of its KV pool, and in plain torch what the inputs of some tokens make of
-them, one token after the other.
-
-A page is made of pieces: what each of its layers has of keys, then what each has of values. A state takes whole pages, the same number
-for every sequence. A layer's part of it begins with a new piece: first the matrix of each head, in blocks of some value columns, which are
-[key dimensions][columns] in float32; then, with another piece, the latest inputs, in the dtype of the activations, in lines of 64 bytes:
-[lines of an input][inputs]. An input is what a convolution is given of a token, and its gates. They are the `taps` - 1 before the next
-token, and where drafts are checked those of tokens behind these that the matrices do not have: when it is known how many of them count,
-the next step computes these again, from their inputs.
-
-The kernels of the CPU have the same layout (`src/state.h`), and the recurrences here are their reference. Knows nothing of rows of a step.
+"""The recurrent states of a model in plain torch: what the inputs of some tokens make of them, one token after the other, and the reading
+and writing of the pages that `StateLayout` describes. The reference of the CPU kernels. Knows nothing of rows of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from aengine.api.dataclass import dataclass
-from aengine.kernels.paged_cache import as_bytes
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from aengine.kernels.paged_cache import LINE_BYTES, LINE_FLOATS, StateLayout, as_bytes
 
 _LEAST_SQUARE = 1e-6  # of what is divided by its length
-LINE_BYTES = 64
-_FLOATS = LINE_BYTES // 4  # of a line
-_WIDTHS = (64, 32, 16)  # columns of a block; one of 128 keys and 64 columns fits the first cache of a core
-_BLOCK_BYTES = 32 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """What a recurrent layer keeps of a sequence: a matrix [key_dim, value_dim] for each head, and inputs [.., width] of tokens."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-    width: int
-    taps: int  # of the causal convolution
-
-
-@dataclass(frozen=True, slots=True)
-class LayerState:
-    """Where a layer's part lies: pieces are counted over all pages of a state."""
-
-    shape: StateShape
-    width: int  # columns of a block
-    num_blocks: int
-    first: int  # piece of the blocks
-    blocks_per_piece: int  # 0: a block takes several pieces
-    pieces_per_block: int
-    tail: int  # piece that the inputs begin with
-    num_inputs: int
-    input_lines: int  # that one input takes
-    end: int  # piece behind all of it
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayout:
-    layers: tuple[LayerState, ...]  # of recurrent layers alone
-    lines_per_piece: int  # that are used
-    pieces_per_page: int
-    num_pages: int  # of a state
-
-    @classmethod
-    def of(cls, shapes: Sequence[StateShape], pieces_per_page: int, piece_bytes: int, itemsize: int, pending: int = 0) -> StateLayout:
-        """`piece_bytes`: of the smallest piece. `itemsize`: bytes of an activation. `pending`: most tokens of which there are inputs that
-        the matrices do not have."""
-        lines, first, layers = piece_bytes // LINE_BYTES, 0, []
-        for shape in shapes:
-            layers.append(_layer_state(shape, first, lines, itemsize, pending))
-            first = layers[-1].end
-        return cls(tuple(layers), lines, pieces_per_page, -(-first // pieces_per_page))
-
-
-def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int, pending: int) -> LayerState:
-    fitting = (width for width in _WIDTHS if 4 * width * shape.key_dim <= min(_BLOCK_BYTES, lines * LINE_BYTES))
-    width = min(next(fitting, _FLOATS), -(-shape.value_dim // _FLOATS) * _FLOATS)
-    num_blocks, block_lines = shape.heads * -(-shape.value_dim // width), shape.key_dim * width // _FLOATS
-    per_piece, per_block = lines // block_lines, -(-block_lines // lines)
-    tail = first + (-(-num_blocks // per_piece) if per_piece else num_blocks * per_block)
-    num_inputs, input_lines = shape.taps - 1 + pending, -(-shape.width * itemsize // LINE_BYTES)
-    end = tail + -(-input_lines * num_inputs // lines)
-    return LayerState(shape, width, num_blocks, first, per_piece, per_block, tail, num_inputs, input_lines, end)
 
 
 class StateMemory:
@@ -121,11 +51,8 @@ class StateMemory:
 
     def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
         """Writes what `load` returns of n states, no page of which is another's; there may be fewer inputs."""
-        import torch
-        import torch.nn.functional as F
-
         at = self._layout.layers[layer]
-        shape, count, words = at.shape, len(pages), self._layout.lines_per_piece * _FLOATS
+        shape, count, words = at.shape, len(pages), self._layout.lines_per_piece * LINE_FLOATS
         columns = -(-shape.value_dim // at.width) * at.width
         padded = F.pad(matrices, (0, columns - shape.value_dim))
         blocks = padded.view(count, shape.heads, shape.key_dim, -1, at.width).transpose(2, 3).reshape(count, at.num_blocks, -1)
@@ -142,9 +69,7 @@ class StateMemory:
 
     def _pieces(self, pages: Tensor, begin: int, end: int) -> Tensor:
         """[n, pieces, floats]"""
-        import torch
-
-        words = self._layout.lines_per_piece * _FLOATS
+        words = self._layout.lines_per_piece * LINE_FLOATS
         found = []
         for piece in range(begin, end):
             tensor, read = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
@@ -154,9 +79,6 @@ class StateMemory:
 
     def _write(self, pages: Tensor, begin: int, content: Tensor) -> None:
         """`content` [n, pieces, floats]; what a piece has beside these becomes zero."""
-        import torch
-        import torch.nn.functional as F
-
         for number in range(content.shape[1]):
             piece = begin + number
             tensor, to = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
@@ -194,8 +116,6 @@ class RecurrentRule:
     def advance(self, matrices: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs [n, t, heads * value_dim] of t tokens of n rows, and their matrices [n, heads, key_dim, value_dim] in float32 behind
         these, which are given as they were before; `inputs` [n, taps - 1 + t, channels and gates] of the tokens and of those before."""
-        import torch
-
         channels, keys = len(self.conv), self.key_heads * self.key_dim
         v = convolve(inputs[..., :channels], self.conv, self.conv_bias).float()
         gates = inputs[:, self.taps - 1 :, channels:].float()
@@ -224,8 +144,6 @@ class RecurrentRule:
 
     def _steps(self, gates: Tensor) -> Tensor:
         """[n, t, heads, key_dim or 1, value_dim or 1]"""
-        import torch.nn.functional as F
-
         rows, length, count = gates.shape
         if self.step_bias is None:
             return gates.new_ones(rows, length, self.heads, 1, 1)
@@ -244,9 +162,6 @@ class RecurrentRule:
 def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A causal depthwise convolution with SiLU: [n, taps - 1 + t, channels] -> [n, t, channels]. Sums are made in float32 from the oldest
     input to the newest, and the bias is added last."""
-    import torch
-    import torch.nn.functional as F
-
     taps, wide = weight.shape[1], inputs.float()
     length = inputs.shape[1] - taps + 1
     total = torch.zeros_like(wide[:, :length])
@@ -258,6 +173,4 @@ def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    import torch
-
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _LEAST_SQUARE)

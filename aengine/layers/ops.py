@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
-from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, SharedOutput, gated, route
+from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, RouterScoring, SharedOutput
 from aengine.kernels.quantizing import Float8Rows
 
 Activations = Tensor | Float8Rows
@@ -213,3 +214,50 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.cat((apply_rotary(x[..., :size], cos, sin), x[..., size:]), dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case Activation.SILU:
+            return F.silu(x)
+        case Activation.GELU:
+            return F.gelu(x)
+        case Activation.GELU_TANH:
+            return F.gelu(x, approximate="tanh")
+        case Activation.RELU:
+            return F.relu(x)
+        case Activation.RELU_SQUARED:
+            return F.relu(x).square()
+    raise ValueError(f"{activation.value} needs a gate")
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """[T, 2 * size] -> [T, size]: the activation of the first half times the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation is Activation.CLIPPED_SWIGLU:
+        gate = gate.clamp(max=7.0)
+        return (up.clamp(-7.0, 7.0) + 1.0) * (gate * (gate * 1.702).sigmoid())
+    return activated(gate, activation) * up
+
+
+def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
+    """The experts of each token by a router's logits [T, num_experts] float32 and its bias [num_experts]: their numbers [T, top_k] int64,
+    the best first, and their weights float32. `correction` [num_experts] float32 is added to the scores for the choice alone."""
+    logits = logits if bias is None else logits + bias.float()
+    scores = logits.softmax(-1) if routing.scoring is RouterScoring.SOFTMAX else logits.sigmoid()
+    ranked = scores if correction is None else scores + correction
+    chosen = _of_best_groups(ranked, routing).topk(routing.top_k, -1).indices
+    weights = scores.gather(1, chosen)
+    if routing.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * routing.scaling
+
+
+def _of_best_groups(ranked: Tensor, routing: ExpertRouting) -> Tensor:
+    """[T, num_experts] -> the same, where what is in other groups is -inf."""
+    if routing.top_groups == routing.num_groups:
+        return ranked
+    by_group = ranked.view(len(ranked), routing.num_groups, ranked.shape[1] // routing.num_groups)
+    kept = by_group.topk(routing.group_top, -1).values.sum(-1).topk(routing.top_groups, -1).indices
+    dropped = by_group[:, :, 0].new_ones(by_group.shape[:2]).bool().scatter(1, kept, False)
+    return by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1)

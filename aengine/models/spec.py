@@ -11,9 +11,8 @@ from enum import Enum
 from typing import TypeGuard
 
 from aengine.api.dataclass import dataclass
-from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
+from aengine.kernels.paged_cache import Heads, Scoring, StateShape, layers_per_place
 from aengine.kernels.params import Activation, ExpertRouting
-from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
 from aengine.models.images import ImageInput
 

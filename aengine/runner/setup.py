@@ -23,8 +23,8 @@ from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, IndexShape, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.arrays import FLOAT8, INT8, torch_dtype
+from aengine.kernels.paged_cache import StateLayout
 from aengine.kernels.quantized import Rows
-from aengine.kernels.recurrence import StateLayout
 from aengine.models.choice import AnySpec, find_spec
 from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec

@@ -69,7 +69,8 @@ for num_rows in (1, 3, 16):
 _STATES = """
 import dataclasses
 from aengine.attention import StepStates
-from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateShape
+from aengine.kernels.paged_cache import StateLayout, StateShape
+from aengine.kernels.recurrence import RecurrentRule
 heads, key_heads, keys, values, gates, channels, taps, per_head, of_numbers, delta = {sizes}
 width = heads * values
 states = StateLayout.of([StateShape(heads, keys, values, channels + gates, taps)] * 3, 12, 16 * 2 * 128 * 2, 2, {pending})

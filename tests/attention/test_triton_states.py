@@ -15,7 +15,8 @@ from triton_mode import DEVICES
 from aengine.attention import AttentionSpec, Scoring, StepLayout, StepStates, build_layout
 from aengine.attention.base import recur_torch
 from aengine.attention.triton import GraphStates, TritonBackend, TritonStates
-from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateShape
+from aengine.kernels.paged_cache import StateLayout, StateShape
+from aengine.kernels.recurrence import RecurrentRule
 
 PAGE, PENDING = 4, 4
 KINDS = ["delta", "kimi", "mamba2", "mamba1", "lightning"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aengine.kernels.params import ExpertRouting, RouterScoring, route
-from aengine.layers.ops import TorchOps
+from aengine.kernels.params import ExpertRouting, RouterScoring
+from aengine.layers.ops import TorchOps, route
 from aengine.models.spec import Experts, Mlp
 from aengine.models.torch.blocks import Weights
 from aengine.models.torch.mlps import ExpertsBlock

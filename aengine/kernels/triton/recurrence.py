@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.recurrence import LINE_BYTES, RecurrentRule, StateLayout
+from aengine.kernels.paged_cache import LINE_BYTES, StateLayout
+from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton.state_updates import BLOCK, add_block, advance_token, by_blocks, read_block, relate_blocks
 
 ROW_FIELDS = 6

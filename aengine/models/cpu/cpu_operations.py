@@ -35,8 +35,8 @@ from aengine.kernels.cpu.library import (
     CSumRanksOp,
 )
 from aengine.kernels.cpu.ops import PageParts, norm_weight
+from aengine.kernels.paged_cache import StateLayout
 from aengine.kernels.params import Activation, RouterScoring
-from aengine.kernels.recurrence import StateLayout
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import Bounds, is_normed_whole, recurrence_bounds
 from aengine.models.spec import Experts, ModelSpec, Norm, NormKind, QkNorm, Recurrence, RecurrenceKind

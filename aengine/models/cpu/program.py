@@ -33,7 +33,7 @@ from aengine.kernels.cpu.library import (
     stored_dim,
 )
 from aengine.kernels.cpu.ops import head_kind, norm_weight
-from aengine.kernels.recurrence import StateLayout
+from aengine.kernels.paged_cache import StateLayout
 from aengine.layers.rotary import AngleTables, query_scales
 from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS, Captured, RecurrentOperations
 from aengine.models.cpu.packed_weights import PackedWeights

@@ -34,7 +34,7 @@ from aengine.kernels.cpu.library import (
     address_of_params,
 )
 from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
-from aengine.kernels.recurrence import StateLayout
+from aengine.kernels.paged_cache import StateLayout
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.cpu_operations import Captured, page_parts
 from aengine.models.cpu.packed_weights import PackedWeights

@@ -20,10 +20,9 @@ from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep
 from aengine.kernels.arrays import as_tensor
-from aengine.kernels.params import activated
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
-from aengine.layers.ops import Activations, LayerOps, TorchOps
+from aengine.layers.ops import Activations, LayerOps, TorchOps, activated
 from aengine.layers.rotary import QueryScale, RopeSpec, cos_sin_cache, mixed_cos_sin, query_scales
 from aengine.models.sharding import (
     attended_bounds,

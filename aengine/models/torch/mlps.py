@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.params import ExpertMlp, SharedOutput, activated
+from aengine.kernels.params import ExpertMlp, SharedOutput
 from aengine.layers.collectives import ONE_RANK, ExpertExchange, RowParallel
-from aengine.layers.ops import Activations, LayerOps
+from aengine.layers.ops import Activations, LayerOps, activated
 from aengine.models.spec import Experts, LayerInputs, Mlp, Streams
 from aengine.models.torch.blocks import Normalize, Weights
 
