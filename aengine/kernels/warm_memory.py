@@ -1,7 +1,7 @@
 """Host memory that a thread commits before it is needed, and files as memory. Does not know what it is used for; imports no torch.
 
 The first write to a page takes longer than filling it, on a virtual machine several times longer. A process that is busy on one core, for
-example with importing torch, can do that on another one.
+example with imports, can do that on another one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import logging
 import os
 import pathlib
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -265,7 +264,7 @@ def pack_to_file(config: EngineConfig, model_dir: pathlib.Path) -> tuple[pathlib
 def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | None:
     """About as much memory as the weights of a checkpoint will take; None where nothing is gained."""
     on_cpu = config.device == "cpu" or (config.device == "auto" and not CUDA_DEVICE.exists())
-    if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or _runs_in_torch(config):
+    if not on_cpu or config.load_format == "dummy" or _runs_in_torch(config):
         return None
     cache = WeightsCache.of(config)
     if cache is not None and cache.has(config, model_dir):  # they are likely mapped
