@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -242,3 +245,27 @@ def test_a_pipe_is_no_file_of_a_model(name: str, tmp_path: pathlib.Path) -> None
     read = partial(read_json, tmp_path / name) if name.endswith("config.json") else partial(open_checkpoint, tmp_path)
     with pytest.raises(ModelLoadError, match=f"^{tmp_path / name} is not a regular file$"):
         read()
+
+
+@pytest.mark.parametrize("padding", range(9))
+def test_arrays_of_every_dtype_and_alignment(tmp_path: pathlib.Path, padding: int) -> None:
+    """Also numbers that do not begin at a multiple of their size, as some programs write them; arrays without dimensions or entries."""
+    random, stored = np.random.default_rng(padding), dict[str, Any]()
+    for name in ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e8m0fnu"):
+        for shape in ((), (3,), (2, 5), (0, 4), (2, 1, 3)):
+            size = math.prod(shape) * np.dtype(name).itemsize
+            stored[f"{name}.{len(stored)}"] = random.integers(0, 256, size, np.uint8).view(name).reshape(shape)
+    names = {"float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0", "bfloat16": "BF16"}
+    header, data = dict[str, Any](), b""
+    for name, array in stored.items():
+        dtype = names.get(str(array.dtype)) or f"{'U' if array.dtype.kind == 'u' else array.dtype.kind.upper()}{8 * array.itemsize}"
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (len(data), len(data) + array.nbytes)}
+        data += array.tobytes()
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode() + b" " * padding
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    found = open_checkpoint(tmp_path).tensors
+    assert found.keys() == stored.keys()
+    for name, array in stored.items():
+        read = found[name].read_numbers()
+        assert (read.shape, read.dtype, read.tobytes()) == (array.shape, array.dtype, array.tobytes()), name
+        assert (found[name].shape, found[name].dtype, found[name].nbytes) == (array.shape, str(array.dtype), array.nbytes)
