@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from test_weights import Tensors, load, spec_of, tensors_of
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.arrays import array_dtype, as_tensor, data_address
-from aengine.models.loading.checkpoint import checkpoint_dtype, open_checkpoint
+from aengine.kernels.arrays import BFLOAT16, array_dtype, as_tensor, data_address
+from aengine.models.loading.checkpoint import are_finite, checkpoint_dtype, open_checkpoint
 from aengine.models.loading.hub import checkpoint_digest, find_checkpoint
 from aengine.models.model_files import read_json
 
@@ -269,3 +269,17 @@ def test_arrays_of_every_dtype_and_alignment(tmp_path: pathlib.Path, padding: in
         read = found[name].read_numbers()
         assert (read.shape, read.dtype, read.tobytes()) == (array.shape, array.dtype, array.tobytes()), name
         assert (found[name].shape, found[name].dtype, found[name].nbytes) == (array.shape, str(array.dtype), array.nbytes)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e8m0fnu", "int8", "int64"])
+def test_numbers_that_are_not_finite_are_found(name: str) -> None:
+    """Wherever they are, in bfloat16 too, of any bits, and of some columns of a matrix."""
+    dtype, random = np.dtype(name), np.random.default_rng(1)
+    for _ in range(200):
+        numbers = random.integers(0, 256, (7, 3 * dtype.itemsize), np.uint8).view(dtype)
+        for taken in (numbers, numbers[:, 1:2], numbers[:, 0], numbers[0, 0], numbers[:0]):
+            with np.errstate(over="ignore"):
+                wide = taken.astype(np.float32).astype(BFLOAT16).astype(np.float32)
+            largest = float(np.array(0x7F7F, np.uint16).view(BFLOAT16))
+            expected = bool(np.isfinite(wide).all()) and (dtype.kind in "iu" or bool((abs(taken.astype(np.float64)) <= largest).all()))
+            assert are_finite(np.asarray(taken)) == expected, taken
