@@ -251,7 +251,7 @@ def test_new_weights_are_pinned_one_by_one(tiny: pathlib.Path, monkeypatch: pyte
     asked: list[int] = []
     monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(loading, "check_addition", lambda what, needed, available: asked.append(needed))
-    made = loading.weights_on_host(replace(setup, device=contract.Device("cuda", 0)), setup.weights(lambda: None), None)
+    made = loading.weights_on_host(replace(setup, device=contract.Device("cuda", 0)), setup.weights(lambda: None), None, False)
     assert len(pinned) == len(made) > 10
     assert max(alive) <= 1
     assert asked == [sum(pinned_bytes(weight.nbytes) for weight in made.values())]
