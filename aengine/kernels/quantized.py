@@ -112,6 +112,11 @@ Rows: TypeAlias = Array | QuantizedRows
 """Consecutive rows of a parameter: [rows, columns], or [rows] of a bias or vector."""
 
 
+def numbers_of(rows: Rows, dtype: np.dtype[Any] = FLOAT32) -> Array:
+    """Rows as numbers: quantised ones of the dtype, others as they are."""
+    return rows if isinstance(rows, np.ndarray) else rows.dequantized(dtype)
+
+
 def int4_rows(codes: Numbers, scales: Numbers) -> QuantizedRows:
     """Codes [rows, columns] of (code - 8) * scale."""
     return QuantizedRows(codes, scales, INT4_GROUP, bits=4, offsets=-8.0 * scales)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.arrays import FLOAT8, as_tensor
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import QuantizedRows, Rows, numbers_of
 from aengine.kernels.quantizing import Float8Rows
 from aengine.kernels.triton.code_products import FEW_ROWS, code_linear
 from aengine.kernels.triton.codes import FLOATS, Codes
@@ -51,8 +50,7 @@ class QuantizedLinears:
         return Codes.of(quantized, count, self._device) if len(quantized) == len(parts) else None
 
     def _plain(self, part: Rows) -> LinearMethod:
-        numbers = part if isinstance(part, np.ndarray) else part.dequantized()
-        return _Plain(as_tensor(numbers).to(self._device, self._dtype))
+        return _Plain(as_tensor(numbers_of(part)).to(self._device, self._dtype))
 
     def _method(self, parts: Sequence[Rows]) -> LinearMethod | None:
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]

@@ -11,10 +11,7 @@ import mmap
 import pathlib
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, BinaryIO
 
 from aengine.api.errors import ModelLoadError
 
@@ -97,11 +94,9 @@ def require_regular(path: pathlib.Path) -> None:
         raise ModelLoadError(f"{path} is not a regular file")
 
 
-def mapped_file(path: pathlib.Path) -> NDArray[np.uint8]:
-    """The bytes of a file, mapped. What is written to them changes the memory alone: torch takes no arrays that cannot be written. Raises
-    OSError."""
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+def mapped(file: BinaryIO) -> mmap.mmap:
+    """A file that is not empty, mapped. What is written to it changes the memory alone: torch takes no arrays that cannot be written."""
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

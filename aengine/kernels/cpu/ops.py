@@ -78,10 +78,11 @@ class PackedLinear:
         """Return the matrix, in the same memory, with a bias of its own."""
         return PackedLinear(self.dtype, self.arrays, **self.numbers)
 
-    def take_bias(self, other: PackedLinear) -> None:
-        """Take the bias of another matrix of the same shape, unless there is one."""
-        if "bias" in other.arrays and "bias" not in self.arrays:
-            self.arrays["bias"], self.c.bias = other.arrays["bias"], other.c.bias
+    def with_bias_of(self, replaced: PackedLinear | None) -> PackedLinear:
+        """This matrix, with the bias, if there is one, of a matrix of the same shape that it replaces; None: it replaces none."""
+        if replaced is not None and "bias" in replaced.arrays:
+            self.arrays["bias"], self.c.bias = replaced.arrays["bias"], replaced.c.bias
+        return self
 
     def set_bias(self, rows: NDArray[np.float32]) -> None:
         """Sets the bias [out_features]."""
@@ -107,11 +108,10 @@ class PackedLinears:
         self.linears, self.orders = list(linears), orders
         self.c = (CPackedLinear * len(linears))(*(linear.c for linear in linears))
 
-    def take_biases(self, others: PackedLinears) -> None:
-        """Take the biases of as many other matrices of the same shape, unless there are some."""
-        for index, (linear, other) in enumerate(zip(self.linears, others.linears, strict=True)):
-            linear.take_bias(other)
-            self.c[index] = linear.c
+    def with_biases_of(self, replaced: PackedLinears | None) -> PackedLinears:
+        """These matrices, with the biases of those of the same shapes that they replace; None: they replace none."""
+        linears = self.linears if replaced is None else map(PackedLinear.with_bias_of, self.linears, replaced.linears)
+        return PackedLinears(list(linears), self.orders)
 
     def set_biases(self, rows: NDArray[np.float32]) -> None:
         """Sets the biases of all matrices, one after another [count * out_features]."""

@@ -56,13 +56,6 @@ class PackedWeights:
         self.grouped = {name: PackedLinears([each.copy() for each in one.linears], one.orders) for name, one in others.grouped.items()}
         self.tables, self.vectors = dict(others.tables), dict(others.vectors)
 
-    def take_biases(self, others: PackedWeights) -> None:
-        """Take the biases of others for matrices that have none."""
-        for name, linear in self.linears.items():
-            linear.take_bias(others.linears[name])
-        for name, grouped in self.grouped.items():
-            grouped.take_biases(others.grouped[name])
-
     def share(self, target: PackedWeights) -> None:
         """Take from the target of a draft head its embedding and its output head, each unless the draft head has its own."""
         if "embedding" in self._shared or "embedding" not in self.tables:

@@ -18,7 +18,7 @@ from aengine.kernels.arrays import FLOAT32, Array
 from aengine.kernels.cpu.library import BLOCK, EMBEDDING, PANEL, CLowRank, CLowRankBlock, Workspace
 from aengine.kernels.cpu.ops import PackedCpuAdapter, PackedLinear
 from aengine.kernels.cpu.packing import are_packable, as_packable, pack_linear, pack_linears, quantize_matrix
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import QuantizedRows, Rows, numbers_of
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter, LowRankPart
 from aengine.models.cpu.packed_weights import PackedWeights
@@ -90,8 +90,6 @@ class WeightPacking:
             self._pack_router(*self._routers.popitem())
         for name in [name for name in packed.vectors if name.endswith(".router.bias")]:  # whose matrices stay
             _set_router_bias(packed.linears[name.removesuffix(".bias")], packed.vectors.pop(name))
-        if present is not None:
-            packed.take_biases(present)
         if self._dequantized:
             _log.warning(
                 "no kernel has a format for these quantised matrices, which are as wide as activations: %s", shortened(self._dequantized)
@@ -102,7 +100,7 @@ class WeightPacking:
         """`count`: of how many matrices the rows are; None: of one."""
         packed, quantization, dtype = self._packed, self._quantization, self._packed.dtype
         if stem in _TABLES:
-            table = _dequantized(rows, dtype)
+            table = [numbers_of(part, dtype) for part in rows]
             packed.tables[stem] = np.ascontiguousarray(table[0] if len(table) == 1 else np.concatenate(table), dtype)
             if stem != "embedding" or not packed.spec.tied_head:
                 return
@@ -110,10 +108,10 @@ class WeightPacking:
             stem, rows = "head", take_part(rows, head)
         layer, _, name = stem.rpartition(".")
         if name in ("router", "shared_gate"):
-            self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows, FLOAT32))
+            self._routers.setdefault(f"{layer}.router", []).extend([numbers_of(part, FLOAT32) for part in rows])
             return
         if name == "conv":
-            packed.vectors[f"{stem}.weight"] = _floats(_dequantized(rows, FLOAT32))
+            packed.vectors[f"{stem}.weight"] = _floats([numbers_of(part, FLOAT32) for part in rows])
             return
         quantizable = name not in NEVER_QUANTIZED
         in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
@@ -123,17 +121,18 @@ class WeightPacking:
         has_codes = quantizable and are_packable(rows, count)
         if quantizable and not has_codes and any(isinstance(part, QuantizedRows) for part in rows):
             self._dequantized.append(stem)
-        parts: Sequence[Rows] = rows if has_codes else _dequantized(rows, dtype)
+        parts: Sequence[Rows] = rows if has_codes else [numbers_of(part, dtype) for part in rows]
         kernels, threads = self._workspace.kernels, self._workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": quantizable and in_int8 and not has_codes}
         if has_codes:
             options["float32"] = dtype == FLOAT32  # then activations are not quantised either
         if count is None:
             packable = as_packable(parts, packed.dtype)
-            packed.linears[stem] = pack_linear(kernels, packable, dtype=packed.dtype, threads=threads, allocate=self._allocate, **options)
+            made = pack_linear(kernels, packable, dtype=packed.dtype, threads=threads, allocate=self._allocate, **options)
+            packed.linears[stem] = made.with_bias_of(packed.linears.get(stem))
         else:
             options |= {"dtype": packed.dtype, "threads": threads, "allocate": self._allocate}
-            packed.grouped[stem] = pack_linears(kernels, parts, count, **options)
+            packed.grouped[stem] = pack_linears(kernels, parts, count, **options).with_biases_of(packed.grouped.get(stem))
 
     def _pack_router(self, stem: str, parts: Sequence[Array]) -> None:
         """The gate of the shared experts is the last row of the router. Never quantised, and wide if the checkpoint has it so."""
@@ -141,16 +140,11 @@ class WeightPacking:
         wide = any(part.dtype != packed.dtype for part in parts)
         packable = [part.astype(np.float32) for part in parts] if wide else parts
         router = pack_linear(workspace.kernels, packable, dtype=packed.dtype, threads=workspace.threads, float32=wide)
-        packed.linears[stem] = router
+        packed.linears[stem] = router.with_bias_of(packed.linears.get(stem))
 
 
 def _set_router_bias(router: PackedLinear, bias: NDArray[np.float32]) -> None:
     router.set_bias(np.pad(bias, (0, router.out_features - len(bias))))
-
-
-def _dequantized(rows: Sequence[Rows], dtype: np.dtype[Any]) -> list[Array]:
-    """Return parts that are quantised as arrays of `dtype`, the others as they are."""
-    return [part if isinstance(part, np.ndarray) else part.dequantized(dtype) for part in rows]
 
 
 def _floats(arrays: Sequence[Array]) -> NDArray[np.float32]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.arrays import array_dtype, as_tensor
+from aengine.kernels.quantized import numbers_of
 from aengine.models.fallback import FallbackSpec
 from aengine.models.fallback.attention import OURS, StepSlot, place, register
 from aengine.models.fallback.fallback_config import (
@@ -343,7 +344,7 @@ def _stored_model(
             digest.add_weight(name, [rows])
     for part in parts:
         rows = part.rows([tensors.pop(name) for name in part.endings])
-        matrix = rows if isinstance(rows, np.ndarray) else rows.dequantized(array_dtype(dtype))
+        matrix = numbers_of(rows, array_dtype(dtype))
         tensors[part.part.source] = matrix if part.part.transform is None else np.ascontiguousarray(matrix.T)
     if parts:
         _log.info("%d quantised matrices were dequantised: they take the memory of %s", len(parts), str(dtype).removeprefix("torch."))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
-from aengine.models.model_files import require_regular
+from aengine.models.model_files import mapped, require_regular
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
     **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
@@ -171,7 +171,7 @@ class _Reader:
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
                 raise ModelLoadError(f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of memory that cannot be written
+            self._bytes = mapped(file)
         self._at = 4
 
     def file(self) -> GgufFile:

@@ -33,11 +33,11 @@ from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.api.runtime import imports_of
 from aengine.kernels.arrays import BFLOAT16, FLOAT8, FLOAT32, Array, as_array, data_address
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import QuantizedRows, Rows, numbers_of
 from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.gguf.tensors import read_tensors
 from aengine.models.loading.hub import find_checkpoint, shortened
-from aengine.models.model_files import format_of_tensors, mapped_file, require_regular
+from aengine.models.model_files import format_of_tensors, mapped, require_regular
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Dtypes of weights that are not quantised, by the names that `StoredTensor` has for them, with their bytes."""
@@ -61,8 +61,7 @@ class StoredTensor:
 
     def read_numbers(self) -> Array:
         """Read the whole tensor; what is quantised becomes float32."""
-        rows = self.get()
-        return rows if isinstance(rows, np.ndarray) else rows.dequantized()
+        return numbers_of(self.get())
 
     @property
     def nbytes(self) -> int:
@@ -185,7 +184,8 @@ def read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
         file: Any = safe_open(path, framework="np")  # checks the whole header
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} is not a safetensors file, or corrupt or truncated: {one_line(error)}") from error
-    data = mapped_file(path)
+    with path.open("rb") as opened:
+        data = np.frombuffer(mapped(opened), np.uint8)
     size = int.from_bytes(data[:_LENGTH].tobytes(), "little")
     header, data = json.loads(data[_LENGTH : _LENGTH + size].tobytes()), data[_LENGTH + size :]
     for name in file.keys():  # noqa: SIM118 - a safetensors handle is not iterable

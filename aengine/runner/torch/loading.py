@@ -15,12 +15,13 @@ from torch import Tensor
 
 from aengine.api.errors import ConfigError
 from aengine.attention import AttentionBackend, select_backend
+from aengine.attention.base import BackendUnavailableError
 from aengine.kernels.arrays import array_dtype, as_tensor
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import QuantizedRows, Rows, numbers_of
 from aengine.kernels.quantizing import quantize_rows
-from aengine.layers.adapters import AdapterTable
+from aengine.layers.adapters import AdapterOps, AdapterTable, TorchAdapterOps
 from aengine.layers.collectives import Collectives, ExpertExchange
-from aengine.layers.ops import LayerOps
+from aengine.layers.ops import LayerOps, TorchOps, run_once
 from aengine.models.adapters import adapter_bytes, adapter_shapes
 from aengine.models.fallback import FallbackSpec
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
@@ -32,14 +33,6 @@ from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.memory import check_addition, check_memory, free_host_memory, pinned_bytes, quantized_bytes, show_bytes, weight_bytes
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.device import free_cuda_memory
-
-if TYPE_CHECKING:
-    from aengine.layers.linear import QuantizedLinears
-from typing import TYPE_CHECKING
-
-from aengine.attention.base import BackendUnavailableError
-from aengine.layers.adapters import AdapterOps, TorchAdapterOps
-from aengine.layers.ops import TorchOps, run_once
 
 if TYPE_CHECKING:
     from aengine.layers.linear import QuantizedLinears
@@ -273,8 +266,7 @@ def fused(
             target = torch.empty((sum(map(len, parts)), *first.shape[1:]), dtype=wanted, device=device)
             row = 0
             for part in parts:
-                numbers = part if isinstance(part, np.ndarray) else part.dequantized(array_dtype(wanted))
-                target[row : row + len(part)].copy_(as_tensor(numbers))
+                target[row : row + len(part)].copy_(as_tensor(numbers_of(part, array_dtype(wanted))))
                 row += len(part)
         tensors[name] = target.view(shape)
     return tensors
