@@ -76,7 +76,7 @@ class LayerOps(Protocol):
         overwrites them, or goes to the target alone, whose cache holds values as parts of keys. Last dimensions are contiguous."""
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """Applies a gated activation to [T, 2 * size], the gate's half first, as `aengine.kernels.params.gated` does: [T, size]."""
+        """Applies a gated activation to [T, 2 * size], the gate's half first, as `aengine.layers.ops.gated` does: [T, size]."""
 
     def float8(self, x: Tensor) -> Float8Rows:
         """[T, size] as `Float8Rows.of` makes them."""
@@ -89,7 +89,7 @@ class LayerOps(Protocol):
 
     def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
         """Chooses the experts of each token by a router's logits [T, num_experts] float32: their numbers [T, top_k] int64 and their
-        weights, float32. The arguments and results are those of `aengine.kernels.params.route`."""
+        weights, float32. The arguments and results are those of `aengine.layers.ops.route`."""
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None

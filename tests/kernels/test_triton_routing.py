@@ -10,9 +10,9 @@ import transformers
 from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
-from aengine.kernels import params as plain
 from aengine.kernels.params import ExpertRouting, RouterScoring
 from aengine.kernels.triton import experts as in_triton
+from aengine.layers import ops as plain
 
 pytestmark = pytest.mark.slow
 
