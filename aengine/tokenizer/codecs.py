@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from aengine.api.outputs import TokenizedText
 Literals = Sequence[tuple[int, int]]
 """As of `RenderedChat`."""
 _MASK = "\ue001"
+_BEFORE_IDS = (-2, -3)  # which no token has
 _HEX = "0123456789abcdefABCDEF"
 _MANY_IDS = 1000  # decoding so many takes about as long as another thread should wait for the GIL
 _BYTE_TOKENS = tuple(f"<0x{high}{low}>" for high, low in itertools.product(_HEX, _HEX))  # as SentencePiece writes raw bytes
@@ -35,8 +36,30 @@ class TokenizersCodec:
         core.no_truncation()
         core.no_padding()
         self._core = core
-        self._special = frozenset(token_id for token_id, token in core.get_added_tokens_decoder().items() if token.special)
-        self._without: _PlainCodec | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Looks at the added tokens."""
+        self._special = frozenset(token_id for token_id, token in self.added().items() if token.special)
+        self._without: tuple[frozenset[str], _PlainCodec] | None = None
+
+    def split_special_tokens(self, split: bool) -> None:
+        """Whether special tokens in a text are text. Before the first use."""
+        self._core.encode_special_tokens = split
+        self._prepare()
+
+    def add_tokens(self, tokens: Sequence[AddedToken]) -> None:
+        """Makes what is no token yet one, with the next id; and tokens what they are said to be. Before the first use."""
+        self._core.add_tokens(list(tokens))
+        self._prepare()
+
+    def added(self) -> dict[int, AddedToken]:
+        """By their ids."""
+        return dict(self._core.get_added_tokens_decoder())
+
+    def token_id(self, spelling: str) -> int | None:
+        found: int | None = self._core.token_to_id(spelling)
+        return found
 
     # Batch calls release the GIL while they work; those for one text hold it.
 
@@ -47,7 +70,7 @@ class TokenizersCodec:
         return self._core.encode_batch_fast([(first, second)])[0].ids
 
     def added_tokens(self) -> list[AddedToken]:
-        return list(self._core.get_added_tokens_decoder().values())
+        return list(self.added().values())
 
     @property
     def normalizes(self) -> bool:
@@ -63,10 +86,9 @@ class TokenizersCodec:
         Text between the control tokens that are found elsewhere is encoded as if none were in the vocabulary. Raises ValueError if that
         still gives one of them.
         """
-        added = self._core.get_added_tokens_decoder()
+        added = self.added()
         ids = {token_id for token_id, token in added.items() if token.content in controls}
-        masked = self._core.encode_batch([_masked(text, literals)], add_special_tokens=False)[0]
-        found = [(*place, token_id) for place, token_id in zip(masked.offsets, masked.ids, strict=True) if token_id in ids]
+        found = [place for place in self._places(_masked(text, literals)) if place[2] in ids]
         encoded: list[int] = []
         plain, begin, is_normalized = self._plain(frozenset(controls)), 0, None
         for start, end, token_id in (*found, (len(text), 0, None)):
@@ -82,10 +104,34 @@ class TokenizersCodec:
                 begin, is_normalized = end, added[token_id].normalized
         return encoded
 
+    def _places(self, text: str) -> list[tuple[int, int, int]]:
+        """Where tokens begin and end in `text`, and their ids."""
+        encoding = self._core.encode_batch([text], add_special_tokens=False)[0]
+        return [(*place, token_id) for place, token_id in zip(encoding.offsets, encoding.ids, strict=True)]
+
     def _plain(self, controls: frozenset[str]) -> _PlainCodec:
-        if self._without is None or self._without.controls != controls:
-            self._without = _PlainCodec(self._core, controls)
-        return self._without
+        if self._without is None or self._without[0] != controls:
+            others = {token_id: token for token_id, token in self.added().items() if token.content not in controls}
+            self._without = controls, _PlainCodec(others, self._encoder)
+        return self._without[1]
+
+    def _encoder(self, added: Mapping[int, AddedToken]) -> Callable[[str], list[int]]:
+        """What encodes a text with other added tokens, by the ids that they are to have."""
+        core = tokenizers.Tokenizer(self._core.model)  # which both share
+        if self._core.normalizer is not None:
+            core.normalizer = self._core.normalizer
+        if self._core.pre_tokenizer is not None:
+            core.pre_tokenizer = self._core.pre_tokenizer
+        core.encode_special_tokens = self._core.encode_special_tokens
+        core.add_tokens(list(added.values()))
+        known = {core.token_to_id(token.content): token_id for token_id, token in added.items()}
+        ids = {own: token_id for own, token_id in known.items() if own is not None and own != token_id}
+
+        def encode(text: str) -> list[int]:
+            found = core.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return [ids.get(token_id, token_id) for token_id in found] if ids else found
+
+        return encode
 
     def longest_token(self) -> int:
         """Bytes of the vocabulary's longest spelling."""
@@ -115,7 +161,7 @@ class TokenizersCodec:
         decoder = self._core.decoder
         if decoder is None or decoder.decode(["<0x41>"]) != "A":
             return frozenset()  # the decoder does not read such tokens as bytes
-        return frozenset(token_id for token in _BYTE_TOKENS if (token_id := self._core.token_to_id(token)) is not None)
+        return frozenset(token_id for token in _BYTE_TOKENS if (token_id := self.token_id(token)) is not None)
 
     def vocab_size(self) -> int:
         return self._core.get_vocab_size(with_added_tokens=True)
@@ -126,35 +172,21 @@ class TokenizersCodec:
 
 
 class _PlainCodec:
-    """A tokenizer without some of its added tokens, for text that goes on behind a token. Shares the model of the tokenizer."""
+    """A tokenizer without some of its added tokens, for text that goes on behind a token."""
 
-    def __init__(self, core: tokenizers.Tokenizer, controls: frozenset[str]) -> None:
-        self.controls = controls
-        self._core = tokenizers.Tokenizer(core.model)
-        if core.normalizer is not None:
-            self._core.normalizer = core.normalizer
-        if core.pre_tokenizer is not None:
-            self._core.pre_tokenizer = core.pre_tokenizer
-        self._core.encode_special_tokens = core.encode_special_tokens
-        others = {token_id: token for token_id, token in core.get_added_tokens_decoder().items() if token.content not in controls}
-        for token in others.values():
-            (self._core.add_special_tokens if token.special else self._core.add_tokens)([token])
-        known = {self._core.token_to_id(token.content): token_id for token_id, token in others.items()}
-        self._ids = {own: token_id for own, token_id in known.items() if own is not None and own != token_id}
+    def __init__(self, added: Mapping[int, AddedToken], encoder: Callable[[Mapping[int, AddedToken]], Callable[[str], list[int]]]) -> None:
         # What a text goes on behind decides whether a space is put before it. Nobody can write these: they are random.
         self._before = {normalized: f"\ue000{secrets.token_hex(16)}\ue000" for normalized in (False, True)}
-        self._core.add_tokens([AddedToken(text, normalized=normalized) for normalized, text in self._before.items()])
-        self._before_ids = {self._core.token_to_id(text) for text in self._before.values()}
+        before = [AddedToken(text, normalized=normalized) for normalized, text in self._before.items()]
+        self._encode = encoder({**added, **dict(zip(_BEFORE_IDS, before, strict=True))})
 
     def encode(self, text: str, is_normalized: bool | None) -> list[int]:
         """The ids of the tokenizer. `is_normalized`: of the token that `text` is behind; None at the start."""
         if not text:
             return []
         before = "" if is_normalized is None else self._before[is_normalized]
-        ids = self._core.encode_batch_fast([before + text], add_special_tokens=False)[0].ids
-        if before:
-            ids = ids[next(place for place, token_id in enumerate(ids) if token_id in self._before_ids) + 1 :]
-        return [self._ids.get(token_id, token_id) for token_id in ids] if self._ids else ids
+        ids = self._encode(before + text)
+        return ids[next(place for place, token_id in enumerate(ids) if token_id in _BEFORE_IDS) + 1 :] if before else ids
 
     def encode_cut(self, text: str, cuts: Sequence[int], is_normalized: bool | None) -> list[int]:
         """With no token across a cut."""

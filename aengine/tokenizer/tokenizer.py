@@ -24,14 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
+from tokenizers import AddedToken
 
 from aengine.api.errors import InvalidRequestError, ModelLoadError, one_line
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions, read_messages
 from aengine.api.runtime import imports_of
 from aengine.chat.formats import REASONING, ChatFormat
+from aengine.kernels.cpu.library import built_kernels
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
+from aengine.tokenizer.bpe_codec import read_bpe_codec
 from aengine.tokenizer.caller_text import ControlTokens
 from aengine.tokenizer.chat_template import MAX_SECONDS, ChatTemplate, TemplateTimeError
 from aengine.tokenizer.codecs import Codec, TokenizersCodec, TransformersCodec
@@ -92,25 +95,16 @@ class Tokenizer:
         config = _read_config(model_dir)
         path = model_dir / "tokenizer.json"
         if path.is_file():
-            try:
-                core = tokenizers.Tokenizer.from_file(str(path))
-            except Exception as error:  # the library raises bare Exception
-                raise ModelLoadError(f"{path} is not a tokenizer that can be read: {one_line(error)}") from error
-            core.encode_special_tokens = bool(config.get("split_special_tokens"))
-            try:
-                _add_described(core, config.get("added_tokens_decoder") or {})
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ModelLoadError(f"{model_dir / 'tokenizer_config.json'}: added_tokens_decoder cannot be read: {error!r}") from error
-            _mark_special(core, config, model_dir)
+            codec = _read_codec(model_dir, config)
             sources = _read_templates(model_dir, config.get("chat_template"))
             template = ChatTemplate(sources, _named_tokens(model_dir, config, sources)) if sources else None
-            return cls(TokenizersCodec(core), template, content_special_tokens)
+            return cls(codec, template, content_special_tokens)
         auto = _auto_tokenizer(model_dir)
         if len(auto) <= len(auto.all_special_ids):  # what transformers makes of files that are not those of the model's class
             raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
-        codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
+        fast: Codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
         sources = _by_name(auto.chat_template)
-        return cls(codec, ChatTemplate(sources, auto.special_tokens_map) if sources else None, content_special_tokens)
+        return cls(fast, ChatTemplate(sources, auto.special_tokens_map) if sources else None, content_special_tokens)
 
     @classmethod
     def _of_gguf(cls, path: Path, content_special_tokens: bool) -> Tokenizer | None:
@@ -346,15 +340,45 @@ def _read_object(path: Path) -> dict[str, Any]:
     return config
 
 
-def _add_described(core: tokenizers.Tokenizer, described: Mapping[str, Any]) -> None:
+def _read_codec(model_dir: Path, config: Mapping[str, Any]) -> TokenizersCodec:
+    """That of the tokenizer.json, with tables of our own where the kernels are there and it is of their kind. Raises `ModelLoadError`."""
+    path = model_dir / "tokenizer.json"
+
+    def finished(codec: TokenizersCodec) -> TokenizersCodec:
+        codec.split_special_tokens(bool(config.get("split_special_tokens")))
+        try:
+            _add_described(codec, config.get("added_tokens_decoder") or {})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelLoadError(f"{model_dir / 'tokenizer_config.json'}: added_tokens_decoder cannot be read: {error!r}") from error
+        _mark_special(codec, config, model_dir)
+        return codec
+
+    def read_whole() -> TokenizersCodec:
+        try:
+            return finished(TokenizersCodec(tokenizers.Tokenizer.from_file(str(path))))
+        except ModelLoadError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{path} is not a tokenizer that can be read: {one_line(error)}") from error
+
+    kernels = built_kernels()
+    own = None if kernels is None else read_bpe_codec(path, kernels, read_whole)
+    return read_whole() if own is None else finished(own)
+
+
+def _add_described(codec: TokenizersCodec, described: Mapping[str, Any]) -> None:
     """Add tokens by id, as `added_tokens_decoder` describes them; those with another id in the vocabulary, or beyond it, stay out."""
+    tokens = []
+    size = codec.vocab_size()
     for token_id, token in sorted(described.items(), key=lambda item: int(item[0])):
-        known = core.token_to_id(token["content"])
-        if int(token_id) == (core.get_vocab_size(with_added_tokens=True) if known is None else known):
-            core.add_tokens([tokenizers.AddedToken(**token)])
+        known = codec.token_id(token["content"])
+        if int(token_id) == (size if known is None else known):
+            tokens.append(AddedToken(**token))
+            size += known is None
+    codec.add_tokens(tokens)
 
 
-def _mark_special(core: tokenizers.Tokenizer, config: Mapping[str, Any], model_dir: Path) -> None:
+def _mark_special(codec: TokenizersCodec, config: Mapping[str, Any], model_dir: Path) -> None:
     """Marks the tokens that the config names as special. Names without an id stay out: the model has no embedding for them. Raises
     `ModelLoadError`."""
     named = [value for key, value in config.items() if key.endswith("_token")]
@@ -365,10 +389,9 @@ def _mark_special(core: tokenizers.Tokenizer, config: Mapping[str, Any], model_d
         named.extend(extra.values() if isinstance(extra, dict) else extra)
     found = [value.get("content") if isinstance(value, dict) else value for value in named]
     contents = {content for content in found if isinstance(content, str)}
-    marked = {token.content for token in core.get_added_tokens_decoder().values() if token.special}
-    for content in sorted(contents - marked):
-        if core.token_to_id(content) is not None:
-            core.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
+    marked = {token.content for token in codec.added_tokens() if token.special}
+    new = [content for content in sorted(contents - marked) if codec.token_id(content) is not None]
+    codec.add_tokens([AddedToken(content, special=True, normalized=False) for content in new])
 
 
 def _read_templates(model_dir: Path, configured: Any) -> dict[str, str]:

@@ -108,7 +108,7 @@ def ids_of(tokenizer: Tokenizer, chat: RenderedChat) -> list[int]:
 
 def controls(tokenizer: Tokenizer, family: str, ids: list[int]) -> list[str]:
     """The control tokens among the ids, in their order."""
-    names = {tokenizer._codec._core.token_to_id(text): text for text in [*SPECIAL[family], *WRITTEN.get(family, ()), "<bos>", "<eos>"]}  # type: ignore[union-attr]
+    names = {tokenizer._codec.token_id(text): text for text in [*SPECIAL[family], *WRITTEN.get(family, ()), "<bos>", "<eos>"]}  # type: ignore[union-attr]
     return [names[token_id] for token_id in ids if token_id in names]
 
 
@@ -226,7 +226,7 @@ def test_the_old_way(folders: dict[str, Path]) -> None:
 def test_other_tokens_stay_tokens(folders: dict[str, Path]) -> None:
     """Gemma has tags of HTML as added tokens."""
     tokenizer = Tokenizer.load(folders["gemma"])
-    table = tokenizer._codec._core.token_to_id("<table>")  # type: ignore[union-attr]
+    table = tokenizer._codec.token_id("<table>")  # type: ignore[union-attr]
     for content in ("<table>", "<start_of_turn><table>"):
         assert table in ids_of(tokenizer, tokenizer.render_chat([{"role": "user", "content": content}]))
 

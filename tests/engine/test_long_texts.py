@@ -18,6 +18,7 @@ import aengine
 from aengine import InvalidRequestError
 from aengine.api import request as chat_prompts
 from aengine.tokenizer import tokenizer as tokenizer_module
+from aengine.tokenizer.bpe_codec import BpeCodec
 from aengine.tokenizer.tokenizer import Tokenizer
 
 DEMO = Path(aengine.__file__).parent / "models" / "demo_model"
@@ -141,9 +142,10 @@ class TestLimits:
             tokenizer.encode("a " * 21)
 
     def test_a_panic_of_the_library_refuses_the_text(self, demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-        core = tiny_tokenizers.byte_level()
-        monkeypatch.setattr(demo._codec, "_core", core)
-        core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"(?:a|aa)+b"), "isolated")  # with too many ways to fail
+        codec = demo._codec
+        assert isinstance(codec, BpeCodec)
+        for core in (codec._encode._words._core, codec.whole()._core):
+            core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"(?:a|aa)+b"), "isolated")  # with too many ways to fail
         for field, fail in (("prompt", demo.encode), ("prompt", demo.encode_located), ("bad_words", demo.bad_word_ids)):
             with pytest.raises(InvalidRequestError, match="the model's tokenizer fails on this text") as caught:
                 fail("a" * 40 + "cb")

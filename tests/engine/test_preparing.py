@@ -190,7 +190,7 @@ class TestLongTexts:
 
     async def test_a_panic_fails_its_request_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with OracleEngine() as engine:
-            core = engine.tokenizer._codec._core  # type: ignore[attr-defined]
+            core = engine.tokenizer._codec._encode._words._core  # type: ignore[attr-defined]
             core.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?:a|aa)+b"), "isolated")  # with too many ways to fail
             for inline in (1, 1000):
                 monkeypatch.setattr(requests, "INLINE_CHARACTERS", inline)

@@ -39,8 +39,9 @@ FILES = {
     "codes.cpp": "int codes() { return 10; }\n",
     "gemm.cpp": "static int gemm() { return 11; }\n",
     "exchange.cpp": "static int exchange() { return 0; }\n",
+    "bpe.cpp": "static int bpe() { return 0; }\n",
     "kernels.cpp": "int draw();\nint codes();\n"
-    'extern "C" __attribute__((visibility("default"))) int answer() { return draw() + codes() + gemm() + exchange(); }\n',
+    'extern "C" __attribute__((visibility("default"))) int answer() { return draw() + codes() + gemm() + exchange() + bpe(); }\n',
     "other.h": "\n",
 }
 

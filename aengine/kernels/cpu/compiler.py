@@ -124,7 +124,11 @@ def _may_use_tiles() -> bool:
 SOURCES = pathlib.Path(__file__).parent / "src"
 PREBUILT = pathlib.Path(__file__).parent / "prebuilt"
 _log = logging.getLogger("aengine")
-_UNITS = (("adapters.cpp", "attention.cpp", "experts.cpp", "draw.cpp"), ("codes.cpp",), ("gemm.cpp", "exchange.cpp", "kernels.cpp"))
+_UNITS = (
+    ("adapters.cpp", "attention.cpp", "experts.cpp", "draw.cpp"),
+    ("codes.cpp",),
+    ("gemm.cpp", "exchange.cpp", "bpe.cpp", "kernels.cpp"),
+)
 """Files that are compiled as one translation unit. The units are compiled in parallel, and codes take the longest; more units would spend
 most time on headers."""
 _COMPILERS = ("c++", "g++", "clang++")
@@ -155,6 +159,19 @@ def prebuilt_name(level: Level, sources: pathlib.Path, library: bytes) -> str:
     return f"cpu-{level.value}-{sources_digest(sources)}-{_digest(library)}.so"
 
 
+def find_compiled(level: Level, environ: Mapping[str, str]) -> pathlib.Path | None:
+    """The library of a level that an earlier start compiled. Raises KernelsUnavailableError where there is no compiler."""
+    path = _compiled_path(level, environ, find_compiler(environ), SOURCES)
+    return path if path.is_file() else None
+
+
+def _compiled_path(level: Level, environ: Mapping[str, str], compiler: tuple[str, ...], sources: pathlib.Path) -> pathlib.Path:
+    """Where `build` keeps a library."""
+    return (
+        cache_directory(environ) / f"cpu-{level.value}-{_digest(sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
+    )
+
+
 @contextmanager
 def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES) -> Iterator[pathlib.Path]:
     """The compiled library of a level: the one of an earlier call, or a new one, which takes seconds. Where the cache cannot be written,
@@ -162,16 +179,15 @@ def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOUR
 
     Raises KernelsUnavailableError when there is no compiler or it fails.
     """
-    compiler, directory = find_compiler(environ), cache_directory(environ)
-    name = f"cpu-{level.value}-{_digest(sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
-    path = directory / name
+    compiler = find_compiler(environ)
+    path = _compiled_path(level, environ, compiler, sources)
     with ExitStack() as temporary:
         if not path.is_file():
             try:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 compile_library(compiler, level, sources, path)
             except OSError:
-                path = pathlib.Path(temporary.enter_context(tempfile.TemporaryDirectory(prefix="aengine-"))) / name
+                path = pathlib.Path(temporary.enter_context(tempfile.TemporaryDirectory(prefix="aengine-"))) / path.name
                 compile_library(compiler, level, sources, path)
         yield path
 

@@ -18,9 +18,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.api.errors import AEngineError
+from aengine.api.errors import AEngineError, ConfigError
 from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8
-from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level, sources_digest
+from aengine.kernels.cpu.compiler import (
+    PREBUILT,
+    KernelsUnavailableError,
+    Level,
+    build,
+    find_compiled,
+    find_prebuilt,
+    select_level,
+    sources_digest,
+)
 from aengine.kernels.params import DRAW_PARAMS
 
 _log = logging.getLogger("aengine")
@@ -320,6 +329,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_meet_in_memory": (c_int, c_void_p, c_int64),
     "aengine_gather_ranks": (c_int, c_void_p, c_int64, POINTER(c_int64), c_void_p, c_void_p, c_int),
     "aengine_read_pages": (c_int, POINTER(CPool), c_void_p, c_int64, c_void_p),
+    "aengine_bpe_find": (c_int, c_char_p, c_int64, POINTER(c_int64)),
+    "aengine_bpe_create": (c_void_p, c_char_p, c_int64, c_char_p, c_int64, c_int, c_int),
+    "aengine_bpe_destroy": (None, c_void_p),
+    "aengine_bpe_count": (c_int64, c_void_p),
+    "aengine_bpe_id": (c_int32, c_void_p, c_char_p, c_int64),
+    "aengine_bpe_spelling": (c_void_p, c_void_p, c_int64, POINTER(c_int64)),
+    "aengine_bpe_encode": (c_int64, c_void_p, c_char_p, c_void_p, c_void_p, c_int64, c_void_p),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
 
@@ -446,6 +462,16 @@ def load_kernels(environ: Mapping[str, str] = os.environ, *, canonical: bool = F
         return kernels
     _log.warning("the AMX tiles of this CPU compute other numbers than its vectors do; they are not used")
     return load_level(Level.AVX512_BF16, environ)
+
+
+def built_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels | None:
+    """The kernels that `load_kernels` names, if they need not be compiled first."""
+    try:
+        level = select_level(environ)
+        path = find_prebuilt(level) or find_compiled(level, environ)
+        return None if path is None else CpuKernels(_open(path), level)
+    except (KernelsUnavailableError, ConfigError):
+        return None
 
 
 def load_level(level: Level, environ: Mapping[str, str] = os.environ, prebuilt: pathlib.Path = PREBUILT) -> CpuKernels:

@@ -1,0 +1,488 @@
+// Byte-pair encoding as the `tokenizers` library does it: tokens and merges in hash tables, words merged with a heap.
+#include "bpe.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace aengine {
+
+namespace {
+
+constexpr u32 NO_RANK = ~0u;
+constexpr i32 NEIGHBOUR_BITS = 22;
+
+// A place in a JSON text. Functions return false for what is no JSON; most of what lies outside of strings is taken as it is.
+struct Json {
+  const char* at;
+  const char* end;
+
+  void space() {
+    while (at < end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t')) at++;
+  }
+  bool take(char wanted) {
+    space();
+    if (at == end || *at != wanted) return false;
+    at++;
+    return true;
+  }
+  bool hex(u32& value) {
+    if (end - at < 4) return false;
+    value = 0;
+    for (i32 digit = 0; digit < 4; digit++, at++) {
+      const char c = *at;
+      const i32 number = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      if (number < 0) return false;
+      value = value * 16 + number;
+    }
+    return true;
+  }
+  bool number(i64& value) {
+    space();
+    const char* begin = at;
+    for (value = 0; at < end && *at >= '0' && *at <= '9' && at - begin < 10; at++) value = value * 10 + (*at - '0');
+    return at > begin;
+  }
+  // A string goes to the end of `out`.
+  bool string(std::vector<char>& out);
+  bool skip_string();
+  bool skip_value();
+};
+
+// Writes a character; returns its bytes.
+i32 utf8(u32 point, char* out) {
+  const i32 size = point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4;
+  for (i32 byte = size - 1; byte > 0; byte--, point >>= 6) out[byte] = (char)(0x80 | (point & 63));
+  static const u8 marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
+  out[0] = (char)(marks[size] | point);
+  return size;
+}
+
+bool Json::string(std::vector<char>& out) {
+  if (!take('"')) return false;
+  while (at < end) {
+    const char* plain = at;
+    while (at < end && *at != '"' && *at != '\\') at++;
+    out.insert(out.end(), plain, at);
+    if (at == end) return false;
+    if (*at++ == '"') return true;
+    if (at == end) return false;
+    u32 point;
+    switch (*at++) {
+      case '"': point = '"'; break;
+      case '\\': point = '\\'; break;
+      case '/': point = '/'; break;
+      case 'b': point = '\b'; break;
+      case 'f': point = '\f'; break;
+      case 'n': point = '\n'; break;
+      case 'r': point = '\r'; break;
+      case 't': point = '\t'; break;
+      case 'u': {
+        if (!hex(point)) return false;
+        if (point >= 0xD800 && point < 0xE000) {  // the first of two
+          u32 second;
+          if (point >= 0xDC00 || end - at < 6 || at[0] != '\\' || at[1] != 'u') return false;
+          at += 2;
+          if (!hex(second) || second < 0xDC00 || second >= 0xE000) return false;
+          point = 0x10000 + ((point - 0xD800) << 10) + (second - 0xDC00);
+        }
+        break;
+      }
+      default: return false;
+    }
+    char bytes[4];
+    out.insert(out.end(), bytes, bytes + utf8(point, bytes));
+  }
+  return false;
+}
+
+bool Json::skip_string() {
+  if (!take('"')) return false;
+  for (; at < end; at++) {
+    if (*at == '"') return at++, true;
+    if (*at == '\\') at++;
+  }
+  return false;
+}
+
+bool Json::skip_value() {
+  i64 depth = 0;
+  do {
+    space();
+    if (at >= end) return false;
+    if (*at == '"') {
+      if (!skip_string()) return false;
+    } else if (*at == '{' || *at == '[') {
+      depth++, at++;
+    } else if (*at == '}' || *at == ']') {
+      depth--, at++;
+    } else if (*at == ',' || *at == ':') {
+      if (!depth) return false;
+      at++;
+    } else {
+      static const std::string others = ",:{}[]\" \n\r\t";
+      const char* begin = at;
+      while (at < end && others.find(*at) == std::string::npos) at++;
+      if (at == begin) return false;
+    }
+    if (depth < 0) return false;
+  } while (depth);
+  return true;
+}
+
+// Calls with the key of each value of an object; the call goes over the value.
+template <class Value>
+bool for_each_key(Json& json, Value value) {
+  if (!json.take('{')) return false;
+  if (json.take('}')) return true;
+  std::vector<char> key;
+  do {
+    key.clear();
+    if (!json.string(key) || !json.take(':') || !value(std::string(key.data(), key.size()))) return false;
+  } while (json.take(','));
+  return json.take('}');
+}
+
+u64 mixed(u64 x) {  // splitmix64's finaliser
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+
+u64 hash_of(const char* text, i64 size) {
+  u64 hash = (u64)size;
+  for (; size >= 8; text += 8, size -= 8) {
+    u64 word;
+    std::memcpy(&word, text, 8);
+    hash = mixed(hash ^ word);
+  }
+  u64 last = 0;
+  std::memcpy(&last, text, size);
+  return mixed(hash ^ last ^ 0x9E3779B97F4A7C15u);
+}
+
+// At least twice the entries, a power of two.
+i64 slots_for(i64 entries) {
+  i64 slots = 16;
+  while (slots < 2 * entries) slots *= 2;
+  return slots;
+}
+
+const Merge* find_merge(const Bpe& bpe, u32 left, u32 right) {
+  const u64 mask = bpe.pairs.size() - 1;
+  for (u64 slot = mixed((u64)left << 32 | right) & mask;; slot = (slot + 1) & mask) {
+    const Merge& merge = bpe.pairs[slot];
+    if (merge.rank == NO_RANK) return nullptr;
+    if (merge.left == left && merge.right == right) return &merge;
+  }
+}
+
+// The character at the front of valid UTF-8, over which `text` goes.
+u32 next_character(const char*& text, const char* end) {
+  const u8 first = (u8)*text++;
+  const i32 more = first < 0xC0 ? 0 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : 3;
+  u32 point = more ? first & (0x3F >> more) : first;
+  for (i32 byte = 0; byte < more && text < end; byte++) point = point << 6 | ((u8)*text++ & 63);
+  return point;
+}
+
+u64 neighbours_bit(u32 left, u32 right) { return mixed((u64)left << 32 | right) & ((1u << NEIGHBOUR_BITS) - 1); }
+
+bool may_be_neighbours(const Bpe& bpe, u32 left, u32 right) {
+  const u64 bit = neighbours_bit(left, right);
+  return bpe.neighbours[bit / 64] >> bit % 64 & 1;
+}
+
+void add_neighbours(Bpe& bpe, const char* text, const char* end) {
+  u32 left = 0;
+  for (bool first = true; text < end; first = false) {
+    const u32 right = next_character(text, end);
+    const u64 bit = neighbours_bit(left, right);
+    if (!first) bpe.neighbours[bit / 64] |= 1ull << bit % 64;
+    left = right;
+  }
+}
+
+bool read_vocab(Json json, Bpe& bpe) {
+  std::vector<std::pair<i64, Place>> tokens;
+  i64 last = -1;
+  if (!json.take('{')) return false;
+  if (!json.take('}')) {
+    do {
+      i64 id;
+      Place place{(i64)bpe.text.size(), 0};
+      if (!json.string(bpe.text) || !json.take(':') || !json.number(id)) return false;
+      place.end = (i64)bpe.text.size();
+      tokens.push_back({id, place});
+      last = std::max(last, id);
+    } while (json.take(','));
+    if (!json.take('}')) return false;
+  }
+  json.space();
+  bpe.count = (i64)tokens.size();
+  if (json.at != json.end || last > 2 * bpe.count || last >= 1 << 30) return false;
+  bpe.spellings.assign(last + 1, {-1, -1});
+  bpe.ids.assign(slots_for(bpe.count), -1);
+  bpe.neighbours.assign((1u << NEIGHBOUR_BITS) / 64, 0);
+  const u64 mask = bpe.ids.size() - 1;
+  for (const auto& [id, place] : tokens) {
+    const char* spelling = bpe.text.data() + place.begin;
+    if (bpe.spellings[id].begin >= 0 || id_of(bpe, spelling, place.end - place.begin) >= 0) return false;
+    bpe.spellings[id] = place;
+    u64 slot = hash_of(spelling, place.end - place.begin) & mask;
+    while (bpe.ids[slot] >= 0) slot = (slot + 1) & mask;
+    bpe.ids[slot] = (i32)id;
+    if (!bpe.by_bytes) add_neighbours(bpe, spelling, bpe.text.data() + place.end);
+  }
+  return true;
+}
+
+struct Pair {
+  i64 begin, cut, end;  // of its spellings in a text
+};
+
+// Looks up the ids of pairs and of what they become. Tables and spellings are far larger than caches, so memory is asked for in advance.
+bool add_merges(const std::vector<char>& text, const std::vector<Pair>& pairs, Bpe& bpe) {
+  constexpr i64 BLOCK = 64;
+  bpe.pairs.assign(slots_for((i64)pairs.size()), {0, 0, NO_RANK, 0});
+  const u64 ids_mask = bpe.ids.size() - 1, mask = bpe.pairs.size() - 1;
+  for (i64 begin = 0; begin < (i64)pairs.size(); begin += BLOCK) {
+    const i64 count = std::min(BLOCK, (i64)pairs.size() - begin);
+    u64 slots[3 * BLOCK];
+    Merge merges[BLOCK];
+    for (i64 index = 0; index < count; index++) {
+      const Pair& pair = pairs[begin + index];
+      slots[3 * index] = hash_of(&text[pair.begin], pair.cut - pair.begin) & ids_mask;
+      slots[3 * index + 1] = hash_of(&text[pair.cut], pair.end - pair.cut) & ids_mask;
+      slots[3 * index + 2] = hash_of(&text[pair.begin], pair.end - pair.begin) & ids_mask;
+      for (i64 side = 0; side < 3; side++) __builtin_prefetch(&bpe.ids[slots[3 * index + side]]);
+    }
+    for (i64 place = 0; place < 3 * count; place++)
+      if (const i32 id = bpe.ids[slots[place]]; id >= 0) __builtin_prefetch(&bpe.spellings[id]);
+    for (i64 place = 0; place < 3 * count; place++)
+      if (const i32 id = bpe.ids[slots[place]]; id >= 0) __builtin_prefetch(&bpe.text[bpe.spellings[id].begin]);
+    for (i64 index = 0; index < count; index++) {
+      const Pair& pair = pairs[begin + index];
+      const i32 left = id_of(bpe, &text[pair.begin], pair.cut - pair.begin), right = id_of(bpe, &text[pair.cut], pair.end - pair.cut);
+      const i32 id = id_of(bpe, &text[pair.begin], pair.end - pair.begin);
+      if (left < 0 || right < 0 || id < 0) return false;
+      merges[index] = {(u32)left, (u32)right, (u32)(begin + index), (u32)id};
+      slots[index] = mixed((u64)left << 32 | right) & mask;
+      __builtin_prefetch(&bpe.pairs[slots[index]], 1);
+    }
+    for (i64 index = 0; index < count; index++) {  // of the same pair the last one counts
+      const Merge& merge = merges[index];
+      u64 slot = slots[index];
+      while (bpe.pairs[slot].rank != NO_RANK && !(bpe.pairs[slot].left == merge.left && bpe.pairs[slot].right == merge.right))
+        slot = (slot + 1) & mask;
+      bpe.pairs[slot] = merge;
+    }
+  }
+  return true;
+}
+
+bool read_merges(Json json, Bpe& bpe) {
+  std::vector<char> text;
+  std::vector<Pair> pairs;
+  if (!json.take('[')) return false;
+  if (!json.take(']')) {
+    do {
+      Pair pair{(i64)text.size(), 0, 0};
+      json.space();
+      if (json.at < json.end && *json.at == '[') {
+        json.at++;
+        if (!json.string(text) || !json.take(',')) return false;
+        pair.cut = (i64)text.size();
+        if (!json.string(text) || !json.take(']')) return false;
+      } else {
+        if (!json.string(text)) return false;
+        const auto space = std::find(text.begin() + pair.begin, text.end(), ' ');
+        if (space == text.end() || std::find(space + 1, text.end(), ' ') != text.end()) return false;
+        pair.cut = space - text.begin();
+        text.erase(space);
+      }
+      pair.end = (i64)text.size();
+      pairs.push_back(pair);
+    } while (json.take(','));
+    if (!json.take(']')) return false;
+  }
+  json.space();
+  text.resize(text.size() + 1);  // so that the last string may be empty
+  return json.at == json.end && add_merges(text, pairs, bpe);
+}
+
+struct Symbol {
+  i32 id, before, next;  // places of its neighbours, -1: none. id -1: it was merged into the one before it
+};
+
+struct Candidate {
+  u32 rank;
+  i32 place;
+  u32 id;
+  // std::push_heap keeps the greatest in front.
+  bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : place > other.place; }
+};
+
+struct Scratch {
+  std::vector<Symbol> symbols;
+  std::vector<Candidate> heap;
+  std::vector<char> spelling;
+};
+
+// The spelling of a byte in vocabularies of bytes: GPT-2's letters. Printable ones are themselves, the others come from U+0100 on.
+u32 letter_of(u32 byte) {
+  if ((byte >= 0x21 && byte < 0x7F) || (byte >= 0xA1 && byte < 0xAD) || byte >= 0xAE) return byte;
+  return 256 + (byte < 0x21 ? byte : byte < 0xA1 ? 0x21 + byte - 0x7F : 0x21 + 0x22);
+}
+
+void propose(const Bpe& bpe, Scratch& scratch, i32 place) {
+  const Symbol& symbol = scratch.symbols[place];
+  if (symbol.next < 0) return;
+  const Merge* merge = find_merge(bpe, symbol.id, scratch.symbols[symbol.next].id);
+  if (!merge) return;
+  scratch.heap.push_back({merge->rank, place, merge->id});
+  std::push_heap(scratch.heap.begin(), scratch.heap.end());
+}
+
+// Merges the symbols, as the library's Word::merge_all does.
+void merge_all(const Bpe& bpe, Scratch& scratch) {
+  std::vector<Symbol>& symbols = scratch.symbols;
+  scratch.heap.clear();
+  for (i32 place = 0; place + 1 < (i32)symbols.size(); place++) propose(bpe, scratch, place);
+  while (!scratch.heap.empty()) {
+    const Candidate best = scratch.heap.front();
+    std::pop_heap(scratch.heap.begin(), scratch.heap.end());
+    scratch.heap.pop_back();
+    Symbol& symbol = symbols[best.place];
+    if (symbol.id < 0 || symbol.next < 0) continue;
+    Symbol& next = symbols[symbol.next];
+    const Merge* merge = find_merge(bpe, symbol.id, next.id);
+    if (!merge || merge->id != best.id) continue;  // one of them was merged with another one
+    symbol.id = (i32)best.id;
+    symbol.next = next.next;
+    next.id = -1;
+    if (symbol.next >= 0) symbols[symbol.next].before = best.place;
+    if (symbol.before >= 0) propose(bpe, scratch, symbol.before);
+    propose(bpe, scratch, best.place);
+  }
+}
+
+void add_symbol(Scratch& scratch, i32 id) {
+  const i32 place = (i32)scratch.symbols.size();
+  if (place) scratch.symbols[place - 1].next = place;
+  scratch.symbols.push_back({id, place - 1, -1});
+}
+
+// Makes the symbols of a word, or of its beginning if nothing is merged over the end of that. Returns how many characters they have; 0: one
+// has no token.
+i64 begin_word(const Bpe& bpe, const u32* points, i64 count, Scratch& scratch) {
+  scratch.symbols.clear();
+  bool was_token = false;
+  for (i64 index = 0; index < count; index++) {
+    char bytes[4];
+    const i32 size = utf8(points[index], bytes);
+    const i32 id = bpe.by_bytes ? -1 : id_of(bpe, bytes, size);
+    if (id >= 0 && was_token && !may_be_neighbours(bpe, points[index - 1], points[index])) return index;
+    was_token = id >= 0;
+    if (id >= 0) {
+      add_symbol(scratch, id);
+    } else {
+      for (i32 byte = 0; byte < size; byte++) {
+        if (bpe.bytes[(u8)bytes[byte]] < 0) return 0;
+        add_symbol(scratch, bpe.bytes[(u8)bytes[byte]]);
+      }
+    }
+  }
+  return count;
+}
+
+i32 id_of_word(const Bpe& bpe, const u32* points, i64 count, Scratch& scratch) {
+  scratch.spelling.clear();
+  for (i64 index = 0; index < count; index++) {
+    char bytes[4], letter[4];
+    const i32 size = utf8(points[index], bytes);
+    if (bpe.by_bytes) {
+      for (i32 byte = 0; byte < size; byte++)
+        scratch.spelling.insert(scratch.spelling.end(), letter, letter + utf8(letter_of((u8)bytes[byte]), letter));
+    } else {
+      scratch.spelling.insert(scratch.spelling.end(), bytes, bytes + size);
+    }
+  }
+  return id_of(bpe, scratch.spelling.data(), (i64)scratch.spelling.size());
+}
+
+}  // namespace
+
+bool find_bpe(const char* text, i64 size, i64* places) {
+  Json json{text, text + size};
+  bool has_vocab = false, has_merges = false;
+  const auto place = [&](bool& has, i64* found) {
+    if (has) return false;
+    has = true;
+    json.space();
+    found[0] = json.at - text;
+    if (!json.skip_value()) return false;
+    found[1] = json.at - text;
+    return true;
+  };
+  const bool read = for_each_key(json, [&](const std::string& key) {
+    if (key != "model") return json.skip_value();
+    json.space();
+    if (json.at == json.end || *json.at != '{') return json.skip_value();
+    return for_each_key(json, [&](const std::string& name) {
+      return name == "vocab" ? place(has_vocab, places) : name == "merges" ? place(has_merges, places + 2) : json.skip_value();
+    });
+  });
+  return read && has_vocab && has_merges;
+}
+
+bool read_bpe(const char* vocab, i64 vocab_size, const char* merges, i64 merges_size, Bpe& bpe) {
+  if (!read_vocab({vocab, vocab + vocab_size}, bpe) || !read_merges({merges, merges + merges_size}, bpe)) return false;
+  for (u32 byte = 0; byte < 256; byte++) {
+    static const char* const digits = "0123456789ABCDEF";
+    char letter[4];
+    const char fallback[6] = {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'};
+    bpe.bytes[byte] = bpe.by_bytes ? id_of(bpe, letter, utf8(letter_of(byte), letter)) : id_of(bpe, fallback, 6);
+    if (bpe.by_bytes && bpe.bytes[byte] < 0) return false;
+  }
+  return true;
+}
+
+i32 id_of(const Bpe& bpe, const char* spelling, i64 size) {
+  const u64 mask = bpe.ids.size() - 1;
+  for (u64 slot = hash_of(spelling, size) & mask;; slot = (slot + 1) & mask) {
+    const i32 id = bpe.ids[slot];
+    if (id < 0) return -1;
+    const Place& place = bpe.spellings[id];
+    if (place.end - place.begin == size && !std::memcmp(bpe.text.data() + place.begin, spelling, size)) return id;
+  }
+}
+
+i64 encode_words(const Bpe& bpe, const u32* text, const i32* places, const i32* given, i64 count, i32* ids) {
+  Scratch scratch;
+  i64 found = 0;
+  for (i64 word = 0; word < count; word++) {
+    if (given[word] != -1) {
+      ids[found++] = given[word];
+      continue;
+    }
+    const u32* points = text + places[2 * word];
+    const i64 size = places[2 * word + 1] - places[2 * word];
+    const i32 whole = bpe.whole_words ? id_of_word(bpe, points, size, scratch) : -1;
+    if (whole >= 0) {
+      ids[found++] = whole;
+      continue;
+    }
+    for (i64 done = 0; done < size;) {
+      const i64 more = begin_word(bpe, points + done, size - done, scratch);
+      if (!more) return -1;
+      done += more;
+      merge_all(bpe, scratch);
+      for (const Symbol& symbol : scratch.symbols)
+        if (symbol.id >= 0) ids[found++] = symbol.id;
+    }
+  }
+  return found;
+}
+
+}  // namespace aengine
