@@ -1,4 +1,4 @@
-"""The tokenizer in the metadata of a GGUF file, as one of the `tokenizers` library, and the chat template.
+"""The tokenizer in the metadata of a GGUF file, as a tokenizer.json has it, and the chat template.
 
 Owns llama.cpp's kinds of tokenizers and of pre-tokenizers. A vocabulary of SentencePiece's BPE becomes merges in the order of its scores,
 as transformers converts it.
@@ -6,14 +6,16 @@ as transformers converts it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.gguf.gguf_file import GgufFile, LazyStrings, open_gguf
 
@@ -66,7 +68,26 @@ _SPACE = "\u2581"
 _PREFIX = "tokenizer.ggml."
 
 
-def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | None:
+@dataclass(frozen=True, slots=True)
+class GgufTokenizer:
+    document: dict[str, Any]  # of a tokenizer.json, with neither vocabulary nor merges
+    vocabulary: dict[str, int]
+    merges: list[str] | list[tuple[str, str]]  # two tokens with a space between them, or as a pair; those that are merged first in front
+
+    def whole(self) -> tokenizers.Tokenizer:
+        """That of the library. Raises ModelLoadError for merges that are none of two tokens into one."""
+        for merge in self.merges:
+            left, right = merge if isinstance(merge, tuple) else (*merge.split(" ", 1), "")[:2]
+            if not left or not right or left + right not in self.vocabulary:
+                raise ModelLoadError(f"{_PREFIX}merges has {merge!r}, which does not merge two tokens into one")
+            missing = left if left not in self.vocabulary else right if right not in self.vocabulary else None
+            if missing is not None:
+                raise ModelLoadError(f"{_PREFIX}merges merges {missing!r}, which is no token")
+        model = {**self.document["model"], "vocab": self.vocabulary, "merges": self.merges}
+        return tokenizers.Tokenizer.from_str(json.dumps({**self.document, "model": model}))
+
+
+def read_tokenizer(path: Path) -> tuple[GgufTokenizer, dict[str, str]] | None:
     """The tokenizer, and what transformers needs beside it to render chats: bos_token, eos_token, and chat_template if there is one.
 
     None if the file has no tokenizer. Raises ModelLoadError for one that is not supported or that lies.
@@ -85,16 +106,16 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
     for number, token in enumerate(tokens):
         vocabulary.setdefault(token, number)
     kind = file.get(f"{_PREFIX}model", str)
+    merges: list[str] | list[tuple[str, str]]
     if kind == "gpt2":
-        core, default_bos = _byte_level(file, vocabulary)
+        core, default_bos = _byte_level(file)
+        merges = _strings(file, "merges")
     elif kind in ("llama", "gemma4"):
-        merges = _merges(file, vocabulary) if kind == "gemma4" else _merges_by_scores(file, vocabulary, tokens, kinds)
-        core, default_bos = _sentence_piece(file, vocabulary, merges, tokens, kinds), True
+        merges = _strings(file, "merges") if kind == "gemma4" else _merges_by_scores(file, vocabulary, tokens, kinds)
+        core, default_bos = _sentence_piece(file, tokens, kinds), True
     else:
         raise ModelLoadError(f"{_PREFIX}model {kind!r} is not supported; supported are gpt2, llama and gemma4")
-    special = [AddedToken(token, normalized=False, special=True) for token, of in zip(tokens, kinds, strict=True) if of == _CONTROL]
-    core.add_special_tokens(special)
-    core.add_tokens([AddedToken(token, normalized=False) for token, of in zip(tokens, kinds, strict=True) if of == _USER_DEFINED])
+    added = {vocabulary[token]: (token, of == _CONTROL) for token, of in zip(tokens, kinds, strict=True) if of in (_CONTROL, _USER_DEFINED)}
     bos, eos = (_named(file, name, tokens) for name in ("bos", "eos"))
     starts, ends = file.get(f"{_PREFIX}add_bos_token", bool, default_bos), file.get(f"{_PREFIX}add_eos_token", bool, False)
     first, last = bos if starts else None, eos if ends else None
@@ -106,7 +127,12 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
         )
     template_text = file.get("tokenizer.chat_template", str)
     named = {"bos_token": bos, "eos_token": eos, "chat_template": template_text}
-    return core, {name: value for name, value in named.items() if value is not None}
+    document = json.loads(core.to_str())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    document["added_tokens"] = [
+        {"id": number, "content": token, "special": special, **plain} for number, (token, special) in sorted(added.items())
+    ]
+    return GgufTokenizer(document, vocabulary, merges), {name: value for name, value in named.items() if value is not None}
 
 
 def _strings(file: GgufFile, name: str) -> list[str]:
@@ -126,30 +152,19 @@ def _named(file: GgufFile, name: str, tokens: Sequence[str]) -> str | None:
     return str(tokens[number])
 
 
-def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:
+def _byte_level(file: GgufFile) -> tuple[tokenizers.Tokenizer, bool]:
+    """Without vocabulary; and whether a text begins with BOS if the file does not say so."""
     pre = file.get(f"{_PREFIX}pre", str, "gpt-2")
     if pre not in _PATTERNS:
         raise ModelLoadError(f"{_PREFIX}pre {pre!r} is not supported; supported are {', '.join(_PATTERNS)}")
-    core = tokenizers.Tokenizer(models.BPE(vocabulary, _merges(file, vocabulary), ignore_merges=pre in _WHOLE_WORDS))
+    core = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in _WHOLE_WORDS))
     splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
     core.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     core.decoder = decoders.ByteLevel()
     return core, pre in _BEGIN
 
 
-def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[Any]:
-    """Pairs of tokens, those that are merged first in front."""
-    merges: list[Any] = [tuple(merge.split(" ")) for merge in _strings(file, "merges")]
-    wrong = next((merge for merge in merges if len(merge) != 2 or "".join(merge) not in vocabulary), None)
-    if wrong is not None:
-        raise ModelLoadError(f"{_PREFIX}merges has {' '.join(wrong)!r}, which does not merge two tokens into one")
-    missing = next((part for merge in merges for part in merge if part not in vocabulary), None)
-    if missing is not None:
-        raise ModelLoadError(f"{_PREFIX}merges merges {missing!r}, which is no token")
-    return merges
-
-
-def _merges_by_scores(file: GgufFile, vocabulary: dict[str, int], tokens: Sequence[str], kinds: Sequence[int]) -> list[Any]:
+def _merges_by_scores(file: GgufFile, vocabulary: dict[str, int], tokens: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """The pairs that SentencePiece's BPE merges, which has scores of pieces alone."""
     scores = file.get(f"{_PREFIX}scores", np.ndarray)
     if scores is None or len(scores) != len(tokens) or not np.isfinite(scores).all():
@@ -170,12 +185,10 @@ def _merges_by_scores(file: GgufFile, vocabulary: dict[str, int], tokens: Sequen
     return [pair for _, pair in merges]
 
 
-def _sentence_piece(
-    file: GgufFile, vocabulary: dict[str, int], merges: list[Any], tokens: Sequence[str], kinds: Sequence[int]
-) -> tokenizers.Tokenizer:
-    """Spaces are characters, and what is no token becomes its bytes."""
+def _sentence_piece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+    """Without vocabulary. Spaces are characters, and what is no token becomes its bytes."""
     unknown = _named(file, "unknown", tokens) or next((token for token, of in zip(tokens, kinds, strict=True) if of == _UNKNOWN), None)
-    model = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds)
+    model = models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds)
     core = tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", _SPACE)
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -34,7 +34,7 @@ from aengine.chat.formats import REASONING, ChatFormat
 from aengine.kernels.cpu.library import built_kernels
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
-from aengine.tokenizer.bpe_codec import read_bpe_codec
+from aengine.tokenizer.bpe_codec import bpe_codec, read_bpe_codec
 from aengine.tokenizer.caller_text import ControlTokens
 from aengine.tokenizer.chat_template import MAX_SECONDS, ChatTemplate, TemplateTimeError
 from aengine.tokenizer.codecs import Codec, TokenizersCodec, TransformersCodec
@@ -111,9 +111,16 @@ class Tokenizer:
         found = read_tokenizer(path)
         if found is None:
             return None
-        core, named = found
+        tokenizer, named = found
         sources = _by_name(named.pop("chat_template", None))
-        return cls(TokenizersCodec(core), ChatTemplate(sources, named) if sources else None, content_special_tokens)
+        kernels = built_kernels()
+        vocab, merges = (json.dumps(part).encode() for part in (tokenizer.vocabulary, tokenizer.merges))
+
+        def read_whole() -> TokenizersCodec:
+            return TokenizersCodec(tokenizer.whole())
+
+        own = None if kernels is None else bpe_codec(tokenizer.document, vocab, merges, kernels, read_whole)
+        return cls(own or read_whole(), ChatTemplate(sources, named) if sources else None, content_special_tokens)
 
     @property
     def has_chat_template(self) -> bool:

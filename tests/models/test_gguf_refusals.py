@@ -20,7 +20,7 @@ from aengine.models.config.model_config import load_spec
 from aengine.models.gguf.gguf_file import open_gguf
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import stored_weights
-from aengine.tokenizer.gguf import read_tokenizer
+from aengine.tokenizer.tokenizer import Tokenizer
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -220,7 +220,7 @@ TOKENS = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokeni
 def test_tokenizers(path: pathlib.Path, metadata: dict[str, Any], message: str) -> None:
     path.write_bytes(gguf_bytes(metadata, TENSORS))
     with pytest.raises(ModelLoadError, match=message):
-        read_tokenizer(path)
+        Tokenizer.find(path)
 
 
 def test_strings_are_decoded_when_they_are_asked_for(path: pathlib.Path) -> None:
@@ -230,12 +230,12 @@ def test_strings_are_decoded_when_they_are_asked_for(path: pathlib.Path) -> None
     tokens = open_gguf(path).metadata["tokenizer.ggml.tokens"]
     assert (len(tokens), tokens[0], tokens[-1], tokens[::2]) == (3, "a", "ab", ["a", "ab"])
     with pytest.raises(ModelLoadError, match=r"tokenizer.ggml.tokens in .* has an entry 1 that is not UTF-8"):
-        read_tokenizer(path)
+        Tokenizer.find(path)
 
 
 def test_a_file_without_a_tokenizer_has_none(path: pathlib.Path) -> None:
     path.write_bytes(gguf_bytes({**LLAMA, "tokenizer.ggml.model": "no_vocab"}, TENSORS))
-    assert read_tokenizer(path) is None
+    assert Tokenizer.find(path) is None
     path.write_bytes(BYTES)
-    assert read_tokenizer(path) is None
+    assert Tokenizer.find(path) is None
     assert open_gguf(path).metadata["llama.context_length"] == 64

@@ -12,7 +12,7 @@ import pathlib
 import re
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -70,6 +70,15 @@ class LazyStrings(Sequence[str]):
     def __repr__(self) -> str:
         return f"<{len(self)} strings>"
 
+    def __iter__(self) -> Iterator[str]:
+        data, start = self._data, self._start
+        for number, end in enumerate(self._ends):
+            try:
+                yield data[start + _MIN_STRING : end].decode()
+            except UnicodeDecodeError as error:
+                raise self._not_text(number) from error
+            start = end
+
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
@@ -83,7 +92,10 @@ class LazyStrings(Sequence[str]):
         try:
             return self._data[start : self._ends[index]].decode()
         except UnicodeDecodeError as error:
-            raise ModelLoadError(f"{self._what} has an entry {index} that is not UTF-8") from error
+            raise self._not_text(index) from error
+
+    def _not_text(self, index: int) -> ModelLoadError:
+        return ModelLoadError(f"{self._what} has an entry {index} that is not UTF-8")
 
 
 @dataclass(frozen=True, slots=True)
