@@ -85,7 +85,7 @@ def test_unknown_names() -> None:
 
 @pytest.mark.slow
 def test_requests_import_nothing() -> None:
-    """In the step thread, where every stream would wait for it; but for grammars, which have threads of their own."""
+    """In the step thread, where every stream would wait for it; but for grammars and the first chat, which have threads of their own."""
     run_fresh(
         """
         import asyncio, sys
@@ -93,6 +93,8 @@ def test_requests_import_nothing() -> None:
 
         async def main():
             async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+                assert "jinja2" not in sys.modules
+                await engine.render_chat([{"role": "user", "content": "Call me"}])
                 known = set(sys.modules)
                 for fields in ({"temperature": 0}, {}, {"top_p": 0.9}, {"presence_penalty": 0.5}, {"logprobs": 2}, {"bad_words": ("the",)}):
                     await engine.generate([{"role": "user", "content": "Call me"}], SamplingParams(max_tokens=2, **fields))

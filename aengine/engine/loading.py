@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,8 @@ def text_digest(model_dir: Path) -> str:
 
 
 _log = logging.getLogger("aengine")
+SECONDS_BEFORE_TEMPLATE = 0.5
+"""After a start, until the chat template is compiled unless a chat came before: so that first tokens of others do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,10 @@ def load_model(
         except BaseException:
             runner.close()
             raise
+    if tokenizer is not None:
+        later = threading.Timer(SECONDS_BEFORE_TEMPLATE, tokenizer.compile_template)
+        later.daemon = True
+        later.start()
     image_input = find_image_input(config, runner.spec, tokenizer is not None)
     encoder = None if image_input is None else make_encoder(config, image_input, model_dir, runner.dtype, str(runner.device))
     num_parameters, num_active_parameters = parameter_counts(runner.spec)

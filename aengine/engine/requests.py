@@ -36,7 +36,7 @@ from aengine.api.request import (
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
 from aengine.scheduler.sequence import Request
-from aengine.tokenizer.chat_template import QUICK_SECONDS, TemplateTimeError
+from aengine.tokenizer.caller_text import QUICK_SECONDS, TemplateTimeError
 from aengine.tokenizer.tokenizer import PIECE_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
@@ -464,6 +464,8 @@ def render_chat(
         kept = _behind_history(history, messages, tokenizer, options)
         if kept is not None:
             return kept
+    if not tokenizer.is_ready_for_chats:
+        yield QUICK_CHARACTERS + 1
     try:
         rendered = tokenizer.render_chat(messages, options, QUICK_SECONDS)
     except TemplateTimeError:

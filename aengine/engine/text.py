@@ -41,7 +41,7 @@ from aengine.engine.requests import (
 )
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
-from aengine.tokenizer.detokenizer import Detokenizer
+from aengine.tokenizer.codecs import Detokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.tokenizer.vocabulary import TokenBytes
 

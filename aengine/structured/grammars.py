@@ -1,7 +1,7 @@
 """`GrammarCompiler`: compiles structured output for one model. Owns the threads that compile.
 
 Knows requests only by their `StructuredOutput`, which it writes in the compiler's notation. Each request has a grammar compiled for itself:
-most take a millisecond, and a compiled grammar grows as it is used.
+most take a millisecond, and a compiled grammar grows as it is used. What reads schemas and grammars is imported by the threads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.params import Reasoning, StructuredOutput
 from aengine.sampling.reasoning import ReasoningMarkers, unclean_ends
 from aengine.sampling.unique_items import SchemaPlace, TokenShapes, UniqueArrays
-from aengine.structured.gbnf import GbnfError, rules_of
-from aengine.structured.json_documents import SchemaError
-from aengine.structured.json_schema import fit_schema
-from aengine.structured.regex_dialect import RegexError, quoted, whole_text
 
 if TYPE_CHECKING:
     import llguidance
@@ -267,6 +263,10 @@ class _Tokens:
 
 def _source(wanted: StructuredOutput, before: str) -> tuple[str, SchemaPlace | None]:
     """The grammar, and the arrays whose items differ. `before`: what comes before the output. Raises `InvalidRequestError`."""
+    from aengine.structured.gbnf import GbnfError
+    from aengine.structured.json_documents import SchemaError
+    from aengine.structured.regex_dialect import RegexError
+
     try:
         root, unique = _root(wanted)
     except (SchemaError, RegexError, GbnfError) as error:
@@ -276,15 +276,20 @@ def _source(wanted: StructuredOutput, before: str) -> tuple[str, SchemaPlace | N
 
 def _root(wanted: StructuredOutput) -> tuple[str, SchemaPlace | None]:
     if wanted.json_schema is not None or wanted.json_object:
+        from aengine.structured.json_schema import fit_schema
+
         text = '{"type": "object"}' if wanted.json_object else str(wanted.json_schema)
         fitted = fit_schema(text, strict_formats=wanted.strict_formats, exact_one_of=wanted.exact_one_of)
         return fitted.rules, fitted.unique
+    if wanted.grammar is not None:
+        from aengine.structured.gbnf import rules_of
+
+        return rules_of(wanted.grammar), None
+    from aengine.structured.regex_dialect import quoted, whole_text
+
     if wanted.regex is not None:
         return f"root: /{whole_text(wanted.regex)}/", None
-    if wanted.choice:
-        return f"root: /{'|'.join(map(quoted, wanted.choice))}/", None
-    assert wanted.grammar is not None
-    return rules_of(wanted.grammar), None
+    return f"root: /{'|'.join(map(quoted, wanted.choice or ()))}/", None
 
 
 def _refusal(wanted: StructuredOutput, description: str) -> InvalidRequestError:

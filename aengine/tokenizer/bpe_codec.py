@@ -113,7 +113,7 @@ class _Cutter:
                 self._given[each] = token_id
 
     def cut(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Of each text the places [count, 2] of words and of added tokens, and for which id these stand: [count], -1 for words."""
+        """Yields for each text the places [count, 2] of words and of added tokens, and for which id these stand: [count], -1 for words."""
         for encoding in self._core.encode_batch(texts, add_special_tokens=False):
             ids = encoding.ids
             places = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, 2 * len(ids)).reshape(-1, 2)
@@ -167,7 +167,7 @@ class _Encoder:
         return self._merged("".join(texts), np.concatenate(all_places), np.concatenate(all_given)) if keys else []
 
     def _cut(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Of each text what `_Cutter.cut` gives."""
+        """Yields for each text what `_Cutter.cut` does."""
         if self._cuts_at is None or any(self._cuts_at in text for text in texts):
             return self._words.cut(texts)
         return ((np.array([[0, len(text)]], np.int32), np.full(1, -1, np.int32)) for text in texts)

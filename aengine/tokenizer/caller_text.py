@@ -2,7 +2,8 @@
 
 The characters that control tokens are written with are replaced, in all that the caller gave, by stand-ins: lone surrogates, which no
 Unicode text has, so nobody can forge them. A template cuts, joins and writes such text as any other; what it looks for in it, it finds
-as if nothing were replaced (`CallerText`). What comes out says who wrote a character. Knows neither templates nor tokenizers.
+as if nothing were replaced (`CallerText`). What comes out says who wrote a character. Knows neither templates nor tokenizers, but how long
+a template may compute, and the errors of one that takes longer.
 """
 
 from __future__ import annotations
@@ -14,12 +15,23 @@ from typing import Any, SupportsIndex
 
 from aengine.api.outputs import RenderedChat
 
+QUICK_SECONDS = 0.05
+MAX_SECONDS = 5.0
+"""Processor time of a rendering: of one that small ones may wait for, and of any."""
 _FIRST, _MOST = 0xD800, 1024
 """Stand-ins; the surrogates beyond are free for others."""
 _NEVER = frozenset("\"'\\_-.:+,")
 """What JSON escapes or numbers and names are written with: only replaced as the first character of a token."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Where messages hold reasoning, by the names that clients give it."""
+
+
+class TemplateLimitError(Exception):
+    """Raised for a template that computes or writes beyond its limits."""
+
+
+class TemplateTimeError(TemplateLimitError):
+    """It was given too little time."""
 
 
 class Alphabet:

@@ -20,27 +20,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from aengine.api.errors import one_line
-from aengine.tokenizer.caller_text import CallerText
+from aengine.tokenizer.caller_text import MAX_SECONDS, CallerText, TemplateLimitError, TemplateTimeError
 
 MAX_LOOPS = 2_000_000
 """Most turns of all loops of a rendering."""
 MAX_CHARACTERS = 1 << 24
 """Most characters, or items, of whatever a template makes."""
-QUICK_SECONDS = 0.05
-MAX_SECONDS = 5.0
-"""Processor time of a rendering: of one that small ones may wait for, and of any."""
 _OPEN = "\udffe\udfff "
 """Written behind the message that is to be continued. The space says whether the template keeps those at its end."""
 _LIMITS = " limits"  # no variable of a template is spelled so
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\*|\d{6,})")
-
-
-class TemplateLimitError(Exception):
-    """Raised for a template that computes or writes beyond its limits."""
-
-
-class TemplateTimeError(TemplateLimitError):
-    """It was given too little time."""
 
 
 @dataclass(slots=True)

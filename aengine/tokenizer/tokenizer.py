@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -35,19 +36,17 @@ from aengine.kernels.cpu.library import built_kernels
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
 from aengine.tokenizer.bpe_codec import bpe_codec, read_bpe_codec
-from aengine.tokenizer.caller_text import ControlTokens
-from aengine.tokenizer.chat_template import MAX_SECONDS, ChatTemplate, TemplateTimeError
-from aengine.tokenizer.codecs import Codec, TokenizersCodec, TransformersCodec
-from aengine.tokenizer.detokenizer import Detokenizer
-from aengine.tokenizer.gguf import read_tokenizer
+from aengine.tokenizer.caller_text import MAX_SECONDS, ControlTokens, TemplateTimeError
+from aengine.tokenizer.codecs import Codec, Detokenizer, TokenizersCodec, TransformersCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from aengine.tokenizer.chat_template import ChatTemplate
+
 PIECE_CHARACTERS = 16384
 """Characters of a piece in `Tokenizer.count_pieces`, which takes some 10 ms."""
-MAX_SLOW_CHARACTERS = 1 << 19
-"""Most characters of a text for a tokenizer that runs in Python."""
+MAX_SLOW_CHARACTERS = 1 << 19  # of a text for a tokenizer that runs in Python
 ASSUMED_TOKEN_BYTES = 64
 """A text has a token for at least so many bytes, or as many as the vocabulary's longest token has. That is more than a token can stand for,
 except where tokenizers drop or merge parts of a text: runs of unknown characters, or of spaces."""
@@ -68,12 +67,22 @@ MAX_REASON = 300
 class Tokenizer:
     """The tokenizer of one model. Made by `Tokenizer.load`."""
 
-    def __init__(self, codec: Codec, template: ChatTemplate | None, content_special_tokens: bool = False) -> None:
-        """`content_special_tokens`: those in the contents of chats are tokens, as those of the template are."""
+    def __init__(
+        self,
+        codec: Codec,
+        templates: Mapping[str, str] | None = None,
+        named_tokens: Mapping[str, str] | None = None,
+        content_special_tokens: bool = False,
+    ) -> None:
+        """`templates`: sources of chat templates by name; of none the model takes no chats. `named_tokens`: variables of these such as
+        `bos_token`. `content_special_tokens`: those in the contents of chats are tokens, as those of the template are."""
         self._codec = codec
-        self._template = template
+        self._templates = templates or {}
+        self._named_tokens = named_tokens or {}
+        self._compiled: ChatTemplate | None = None
+        self._compiling = threading.Lock()
         self._content_special_tokens = content_special_tokens
-        self._controls = ControlTokens(()) if template is None else self._find_controls(template.text)
+        self._controls = self._find_controls(self.template) if templates else ControlTokens(())
 
     @classmethod
     def find(cls, model_dir: Path, *, content_special_tokens: bool = False) -> Tokenizer | None:
@@ -97,22 +106,22 @@ class Tokenizer:
         if path.is_file():
             codec = _read_codec(model_dir, config)
             sources = _read_templates(model_dir, config.get("chat_template"))
-            template = ChatTemplate(sources, _named_tokens(model_dir, config, sources)) if sources else None
-            return cls(codec, template, content_special_tokens)
+            return cls(codec, sources, _named_tokens(model_dir, config, sources), content_special_tokens)
         auto = _auto_tokenizer(model_dir)
         if len(auto) <= len(auto.all_special_ids):  # what transformers makes of files that are not those of the model's class
             raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
         fast: Codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
-        sources = _by_name(auto.chat_template)
-        return cls(fast, ChatTemplate(sources, auto.special_tokens_map) if sources else None, content_special_tokens)
+        return cls(fast, _by_name(auto.chat_template), auto.special_tokens_map, content_special_tokens)
 
     @classmethod
     def _of_gguf(cls, path: Path, content_special_tokens: bool) -> Tokenizer | None:
+        from aengine.tokenizer.gguf import read_tokenizer
+
         found = read_tokenizer(path)
         if found is None:
             return None
         tokenizer, named = found
-        sources = _by_name(named.pop("chat_template", None))
+        templates = _by_name(named.pop("chat_template", None))
         kernels = built_kernels()
         vocab, merges = (json.dumps(part).encode() for part in (tokenizer.vocabulary, tokenizer.merges))
 
@@ -120,17 +129,31 @@ class Tokenizer:
             return TokenizersCodec(tokenizer.whole())
 
         own = None if kernels is None else bpe_codec(tokenizer.document, vocab, merges, kernels, read_whole)
-        return cls(own or read_whole(), ChatTemplate(sources, named) if sources else None, content_special_tokens)
+        return cls(own or read_whole(), templates, named, content_special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template, which `render_chat` needs."""
-        return self._template is not None
+        return bool(self._templates)
 
     @property
     def template(self) -> str:
         """The source of the chat template, or those of all, one after the other."""
-        return "" if self._template is None else self._template.text
+        return "".join(self._templates.values())
+
+    @property
+    def is_ready_for_chats(self) -> bool:
+        """Whether a chat need not wait for `compile_template`."""
+        return not self._templates or self._compiled is not None
+
+    def compile_template(self) -> ChatTemplate:
+        """What renders chats. The first call imports jinja2 and compiles: 0.1 s on a slow machine, mostly with the GIL."""
+        with self._compiling:
+            if self._compiled is None:
+                from aengine.tokenizer.chat_template import ChatTemplate
+
+                self._compiled = ChatTemplate(self._templates, self._named_tokens)
+            return self._compiled
 
     @property
     def vocab_size(self) -> int:
@@ -230,7 +253,7 @@ class Tokenizer:
         Raises `InvalidRequestError` (prompt) for messages the template cannot render, or a model without a template; `TemplateTimeError`
         where `seconds` of processor time, fewer than by default, are not enough.
         """
-        if self._template is None:
+        if not self._templates:
             raise InvalidRequestError.of("prompt", "chat messages need a chat template and this model has none; give text or token ids")
         options = ChatOptions(**fields) if options is None else options
         chat, tools, variables = read_messages(messages), options.tools, options.template_kwargs or {}
@@ -239,9 +262,10 @@ class Tokenizer:
             chat = [controls.guarded_message(message) for message in chat]
             tools, variables = controls.guarded(tools), controls.guarded(variables)
 
+        template = self.compile_template()
+
         def render(chat: list[dict[str, Any]]) -> str:
-            assert self._template is not None
-            return self._template.render(
+            return template.render(
                 chat,
                 tools,
                 variables,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slow_cases import slow_but
 from tokenizers import decoders
 
-from aengine.tokenizer.detokenizer import Detokenizer
+from aengine.tokenizer.codecs import Detokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [

@@ -54,12 +54,26 @@ def test_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_takes_long_leaves_the_thread_of_small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt ends early, and the rest is for the other thread."""
     tokenizer = Tokenizer.load(save(tmp_path, chat_template=f"{{% if tools %}}{LOOP}{{% endif %}}ok"))
+    tokenizer.compile_template()
     steps = render_chat([USER], tokenizer, ChatOptions(tools=[{"name": "f"}]))
     assert next(steps) > QUICK_CHARACTERS
     monkeypatch.setattr("aengine.tokenizer.tokenizer.MAX_SECONDS", 0.01)
     monkeypatch.setattr(tokenizer.render_chat.__func__, "__defaults__", (None, 0.01))  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match=r"it takes more than 0\.01 seconds$"):
         next(steps)
+
+
+def test_the_first_chat_leaves_it_too(tmp_path: Path) -> None:
+    """A template is compiled when it is needed, or a while after the start."""
+    tokenizer = Tokenizer.load(save(tmp_path, chat_template="{{ messages[0].content }}"))
+    for first in (True, False):
+        assert tokenizer.is_ready_for_chats is not first
+        steps = render_chat([USER], tokenizer, ChatOptions())
+        if first:
+            assert next(steps) > QUICK_CHARACTERS
+        with pytest.raises(StopIteration) as ended:
+            next(steps)
+        assert ended.value.value.text == USER["content"]
 
 
 def test_work_that_turns_out_to_be_large_moves() -> None:
