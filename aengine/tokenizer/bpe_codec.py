@@ -28,6 +28,7 @@ from tokenizers import AddedToken, models
 
 from aengine.api.outputs import TokenizedText
 from aengine.kernels.cpu.library import CpuKernels, address
+from aengine.kernels.warm_memory import map_file
 from aengine.tokenizer.codecs import TokenizersCodec
 
 _CUTTING = frozenset(
@@ -45,6 +46,10 @@ _WORD = "\ue000"
 _WORD_ID = 0
 
 
+Json = NDArray[np.uint8]
+"""The bytes of a text in JSON."""
+
+
 class BpeTables:
     """A vocabulary and its merges, in the memory of the kernels."""
 
@@ -55,11 +60,11 @@ class BpeTables:
         weakref.finalize(self, kernels.bpe_destroy, handle).atexit = False
 
     @classmethod
-    def read(cls, kernels: CpuKernels, vocab: bytes, merges: bytes, *, by_bytes: bool, whole_words: bool) -> BpeTables | None:
+    def read(cls, kernels: CpuKernels, vocab: Json, merges: Json, *, by_bytes: bool, whole_words: bool) -> BpeTables | None:
         """Reads the values of "vocab" and "merges" in a tokenizer.json. `by_bytes`: spellings are of the letters that GPT-2 has for bytes;
         else of characters, and <0x41> is a byte of one that has no token. `whole_words`: a word that is a token is not merged from parts.
         None: they are not what can be read."""
-        handle = kernels.bpe_create(vocab, len(vocab), merges, len(merges), by_bytes, whole_words)
+        handle = kernels.bpe_create(vocab.ctypes.data, len(vocab), merges.ctypes.data, len(merges), by_bytes, whole_words)
         return None if handle is None else cls(kernels, handle)
 
     def id_of(self, spelling: str) -> int | None:
@@ -293,22 +298,20 @@ class _Pieces(dict[int, str | None]):
 
 def read_bpe_codec(path: Path, kernels: CpuKernels, library: Callable[[], TokenizersCodec]) -> BpeCodec | None:
     """A codec for a tokenizer.json; None where it is another kind of tokenizer, or the file is not what it should be. Raises OSError."""
-    text = path.read_bytes()
+    text = map_file(path.resolve())
     places = (ctypes.c_int64 * 4)()
-    if not kernels.bpe_find(text, len(text), places):
+    if not kernels.bpe_find(text.ctypes.data, len(text), places):
         return None
-    vocab, merges = (places[0], places[1]), (places[2], places[3])
-    (_, first), (second, _) = sorted((vocab, merges))[0], sorted((vocab, merges))[1]
-    begin, end = min(vocab[0], merges[0]), max(vocab[1], merges[1])
+    (begin, begun), (ended, end) = sorted(((places[0], places[1]), (places[2], places[3])))
     try:
-        document = json.loads(b"".join((text[:begin], b"null", text[first:second], b"null", text[end:])))
-        return bpe_codec(document, text[slice(*vocab)], text[slice(*merges)], kernels, library)
+        document = json.loads(b"null".join((text[:begin].tobytes(), text[begun:ended].tobytes(), text[end:].tobytes())))
+        return bpe_codec(document, text[places[0] : places[1]], text[places[2] : places[3]], kernels, library)
     except Exception:
         return None
 
 
 def bpe_codec(
-    document: dict[str, Any], vocab: bytes, merges: bytes, kernels: CpuKernels, library: Callable[[], TokenizersCodec]
+    document: dict[str, Any], vocab: Json, merges: Json, kernels: CpuKernels, library: Callable[[], TokenizersCodec]
 ) -> BpeCodec | None:
     """A codec for the `document` of a tokenizer.json without vocabulary and merges, which are given as JSON. None where it is another kind
     of tokenizer. Raises anything for a document that is not one."""

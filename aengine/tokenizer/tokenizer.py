@@ -24,6 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken
 
@@ -123,7 +124,7 @@ class Tokenizer:
         tokenizer, named = found
         templates = _by_name(named.pop("chat_template", None))
         kernels = built_kernels()
-        vocab, merges = (json.dumps(part).encode() for part in (tokenizer.vocabulary, tokenizer.merges))
+        vocab, merges = (np.frombuffer(json.dumps(part).encode(), np.uint8) for part in (tokenizer.vocabulary, tokenizer.merges))
 
         def read_whole() -> TokenizersCodec:
             return TokenizersCodec(tokenizer.whole())

@@ -161,11 +161,16 @@ u64 hash_of(const char* text, i64 size) {
   return mixed(hash ^ last ^ 0x9E3779B97F4A7C15u);
 }
 
-// At least twice the entries, a power of two.
+// A power of two, of which at most three of four are taken.
 i64 slots_for(i64 entries) {
   i64 slots = 16;
-  while (slots < 2 * entries) slots *= 2;
+  while (slots < entries + entries / 3 + 1) slots *= 2;
   return slots;
+}
+
+bool is_spelling(const Bpe& bpe, i64 id, const char* text, i64 size) {
+  const Place& place = bpe.spellings[id];
+  return place.begin >= 0 && place.end - place.begin == size && !std::memcmp(bpe.text.data() + place.begin, text, size);
 }
 
 const Merge* find_merge(const Bpe& bpe, u32 left, u32 right) {
@@ -246,25 +251,28 @@ bool add_merges(const std::vector<char>& text, const std::vector<Pair>& pairs, B
   constexpr i64 BLOCK = 64;
   bpe.pairs.assign(slots_for((i64)pairs.size()), {0, 0, NO_RANK, 0});
   const u64 ids_mask = bpe.ids.size() - 1, mask = bpe.pairs.size() - 1;
+  i64 last = -1;
   for (i64 begin = 0; begin < (i64)pairs.size(); begin += BLOCK) {
     const i64 count = std::min(BLOCK, (i64)pairs.size() - begin);
-    u64 slots[3 * BLOCK];
+    u64 slots[2 * BLOCK];
     Merge merges[BLOCK];
     for (i64 index = 0; index < count; index++) {
       const Pair& pair = pairs[begin + index];
-      slots[3 * index] = hash_of(&text[pair.begin], pair.cut - pair.begin) & ids_mask;
-      slots[3 * index + 1] = hash_of(&text[pair.cut], pair.end - pair.cut) & ids_mask;
-      slots[3 * index + 2] = hash_of(&text[pair.begin], pair.end - pair.begin) & ids_mask;
-      for (i64 side = 0; side < 3; side++) __builtin_prefetch(&bpe.ids[slots[3 * index + side]]);
+      slots[2 * index] = hash_of(&text[pair.begin], pair.cut - pair.begin) & ids_mask;
+      slots[2 * index + 1] = hash_of(&text[pair.cut], pair.end - pair.cut) & ids_mask;
+      for (i64 side = 0; side < 2; side++) __builtin_prefetch(&bpe.ids[slots[2 * index + side]]);
     }
-    for (i64 place = 0; place < 3 * count; place++)
+    for (i64 place = 0; place < 2 * count; place++)
       if (const i32 id = bpe.ids[slots[place]]; id >= 0) __builtin_prefetch(&bpe.spellings[id]);
-    for (i64 place = 0; place < 3 * count; place++)
+    for (i64 place = 0; place < 2 * count; place++)
       if (const i32 id = bpe.ids[slots[place]]; id >= 0) __builtin_prefetch(&bpe.text[bpe.spellings[id].begin]);
     for (i64 index = 0; index < count; index++) {
       const Pair& pair = pairs[begin + index];
       const i32 left = id_of(bpe, &text[pair.begin], pair.cut - pair.begin), right = id_of(bpe, &text[pair.cut], pair.end - pair.cut);
-      const i32 id = id_of(bpe, &text[pair.begin], pair.end - pair.begin);
+      const i64 size = pair.end - pair.begin, next = last + 1;  // most merges make the tokens one after another
+      const bool guessed = next < (i64)bpe.spellings.size() && is_spelling(bpe, next, &text[pair.begin], size);
+      const i32 id = guessed ? (i32)next : id_of(bpe, &text[pair.begin], size);
+      last = id;
       if (left < 0 || right < 0 || id < 0) return false;
       merges[index] = {(u32)left, (u32)right, (u32)(begin + index), (u32)id};
       slots[index] = mixed((u64)left << 32 | right) & mask;
@@ -453,8 +461,7 @@ i32 id_of(const Bpe& bpe, const char* spelling, i64 size) {
   for (u64 slot = hash_of(spelling, size) & mask;; slot = (slot + 1) & mask) {
     const i32 id = bpe.ids[slot];
     if (id < 0) return -1;
-    const Place& place = bpe.spellings[id];
-    if (place.end - place.begin == size && !std::memcmp(bpe.text.data() + place.begin, spelling, size)) return id;
+    if (is_spelling(bpe, id, spelling, size)) return id;
   }
 }
 
