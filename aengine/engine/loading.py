@@ -29,6 +29,7 @@ from aengine.parallel.expert_replicas import join_replicas
 from aengine.runner.contract import LoadAdapter, Runner
 from aengine.scheduler.drafters import BestOfBoth, Drafter, ModelDrafter, NgramDrafter
 from aengine.scheduler.sequence import SchedulerConfig
+from aengine.tokenizer.bpe_codec import KeptTables
 from aengine.tokenizer.tokenizer import TOKENIZER_FILES, Tokenizer
 
 if TYPE_CHECKING:
@@ -181,13 +182,22 @@ def _load_adapters(config: EngineConfig, runner: Runner, check: Callable[[], obj
     return tuple(infos)
 
 
+def _kept_tables(config: EngineConfig, model_dir: Path) -> KeptTables | None:
+    """The file with the tables of a model's tokenizer; None: they are not kept."""
+    from aengine.runner.cpu.packed_loading import WeightsCache  # imports what runs models, as above
+
+    cache, file = WeightsCache.of(config), model_dir if model_dir.is_file() else model_dir / "tokenizer.json"
+    return None if cache is None or not file.is_file() else KeptTables(cache.tables_path(file), cache.check_room, cache.make_room)
+
+
 def _read_tokenizers(config: EngineConfig, model_dir: Path) -> tuple[Tokenizer | None, bool]:
     """The tokenizer of the model, if it has one, and whether that of the draft model was compared with it. Raises ModelLoadError, and
     ConfigError for a draft model with another vocabulary."""
-    tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens)
+    tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens, kept=_kept_tables(config, model_dir))
     if config.speculative_model is None or tokenizer is None:
         return tokenizer, False
-    draft = Tokenizer.find(resolve_model(config.speculative_model, None, config.load_format))
+    draft_dir = resolve_model(config.speculative_model, None, config.load_format)
+    draft = Tokenizer.find(draft_dir, kept=_kept_tables(config, draft_dir))
     if draft is None:
         return tokenizer, False
     difference = tokenizer.difference(draft)

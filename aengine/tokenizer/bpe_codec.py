@@ -1,12 +1,12 @@
 """`BpeCodec`: byte-pair encoding with tables of the kernels, in a fraction of the time and memory that the `tokenizers` library takes to
-read a large vocabulary, and without the GIL.
+read a large vocabulary, and without the GIL. Tables may be kept in a file, which later starts map (`KeptTables`).
 
 Only vocabulary and merges are ours. The library still finds added tokens in a text, normalizes it, cuts it into words and decodes: it is
 given the same tokenizer without a vocabulary, in which every word is one token whose place tells which characters it has. So ids and texts
 are those of the library, whatever expressions cut the words. Tokenizers of other kinds are not read, and what is asked for seldom (pairs,
 places of tokens) is left to the library, which then reads the file after all.
 
-Knows nothing of files' places, chats or requests.
+Knows nothing of folders, chats or requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import os
 import re
 import threading
 import weakref
@@ -24,10 +25,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, models
 
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import TokenizedText
-from aengine.kernels.cpu.library import CpuKernels, address
+from aengine.kernels.cpu.library import CpuKernels, address, built_kernels
 from aengine.kernels.warm_memory import map_file
 from aengine.tokenizer.codecs import TokenizersCodec
 
@@ -44,6 +48,7 @@ _COMPOSED = re.compile(
 """Texts that NFC leaves as they are: none of these characters changes by itself or beside another one."""
 _WORD = "\ue000"
 _WORD_ID = 0
+_BLOCK = "tables"
 
 
 Json = NDArray[np.uint8]
@@ -51,13 +56,15 @@ Json = NDArray[np.uint8]
 
 
 class BpeTables:
-    """A vocabulary and its merges, in the memory of the kernels."""
+    """A vocabulary and its merges: a block of memory that the kernels made, or that was mapped from a file."""
 
-    def __init__(self, kernels: CpuKernels, handle: int) -> None:
+    def __init__(self, kernels: CpuKernels, handle: int, mapped: NDArray[np.uint8] | None = None) -> None:
         self._kernels = kernels
         self._handle = handle
+        self._mapped = mapped
         self.count: int = kernels.bpe_count(handle)  # of tokens; ids may have gaps
-        weakref.finalize(self, kernels.bpe_destroy, handle).atexit = False
+        if mapped is None:
+            weakref.finalize(self, kernels.bpe_destroy, handle).atexit = False
 
     @classmethod
     def read(cls, kernels: CpuKernels, vocab: Json, merges: Json, *, by_bytes: bool, whole_words: bool) -> BpeTables | None:
@@ -66,6 +73,18 @@ class BpeTables:
         None: they are not what can be read."""
         handle = kernels.bpe_create(vocab.ctypes.data, len(vocab), merges.ctypes.data, len(merges), by_bytes, whole_words)
         return None if handle is None else cls(kernels, handle)
+
+    @classmethod
+    def of(cls, kernels: CpuKernels, block: NDArray[np.uint8]) -> BpeTables | None:
+        """Those whose `block` this is; None if it is something else."""
+        place = block.ctypes.data
+        return cls(kernels, place, block) if place % 8 == 0 and kernels.bpe_is(place, len(block)) else None
+
+    @property
+    def block(self) -> NDArray[np.uint8]:
+        """The memory, which must not be changed."""
+        size = self._kernels.bpe_size(self._handle)
+        return np.ctypeslib.as_array(ctypes.cast(self._handle, ctypes.POINTER(ctypes.c_uint8)), (size,))
 
     def id_of(self, spelling: str) -> int | None:
         text = spelling.encode(errors="surrogatepass")
@@ -296,25 +315,53 @@ class _Pieces(dict[int, str | None]):
         return piece
 
 
-def read_bpe_codec(path: Path, kernels: CpuKernels, library: Callable[[], TokenizersCodec]) -> BpeCodec | None:
-    """A codec for a tokenizer.json; None where it is another kind of tokenizer, or the file is not what it should be. Raises OSError."""
+@dataclass(frozen=True, slots=True)
+class BpeDocument:
+    """A tokenizer.json without its vocabulary and merges, which are in tables."""
+
+    document: dict[str, Any]
+    tables: BpeTables
+
+    def codec(self, library: Callable[[], TokenizersCodec]) -> BpeCodec | None:
+        """None where it is a tokenizer of another kind. Raises anything for a document that is not one."""
+        document, tables = self.document, self.tables
+        added: dict[int, AddedToken] = {}
+        for token in document.get("added_tokens") or []:
+            content = token["content"]
+            known = tables.id_of(content)
+            given = max([tables.count - 1, *added]) + 1 if known is None else known
+            if token["id"] != given or not content or content == _WORD:
+                return None
+            flags = {name: bool(token[name]) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+            added[given] = AddedToken(content, **flags)
+        common = {**document, "truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "pre_tokenizer": None}
+        words = {"type": "WordLevel", "vocab": {_WORD: _WORD_ID}, "unk_token": _WORD}
+        framed = {**common, "normalizer": None, "decoder": None, "post_processor": document.get("post_processor"), "model": words}
+        encoding = tokenizers.Tokenizer.from_str(json.dumps(framed)).encode("a")
+        if encoding.special_tokens_mask.count(0) != 1:
+            return None
+        place = encoding.special_tokens_mask.index(0)
+        normalizer = document.get("normalizer") if _steps(document.get("normalizer"), "normalizers") else None
+        _, pre_tokenizer = _cutting(document.get("pre_tokenizer")) or (False, None)
+        shape = {**common, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": words}
+        core = tokenizers.Tokenizer.from_str(json.dumps(shape))
+        return BpeCodec(tables, core, added, (encoding.ids[:place], encoding.ids[place + 1 :]), library)
+
+
+def read_bpe(path: Path, kernels: CpuKernels) -> BpeDocument | None:
+    """Reads a tokenizer.json; None where it is another kind of tokenizer. Raises OSError, and anything for a file that is not one."""
     text = map_file(path.resolve())
     places = (ctypes.c_int64 * 4)()
     if not kernels.bpe_find(text.ctypes.data, len(text), places):
         return None
     (begin, begun), (ended, end) = sorted(((places[0], places[1]), (places[2], places[3])))
-    try:
-        document = json.loads(b"null".join((text[:begin].tobytes(), text[begun:ended].tobytes(), text[end:].tobytes())))
-        return bpe_codec(document, text[places[0] : places[1]], text[places[2] : places[3]], kernels, library)
-    except Exception:
-        return None
+    document = json.loads(b"null".join((text[:begin].tobytes(), text[begun:ended].tobytes(), text[end:].tobytes())))
+    return make_bpe(document, text[places[0] : places[1]], text[places[2] : places[3]], kernels)
 
 
-def bpe_codec(
-    document: dict[str, Any], vocab: Json, merges: Json, kernels: CpuKernels, library: Callable[[], TokenizersCodec]
-) -> BpeCodec | None:
-    """A codec for the `document` of a tokenizer.json without vocabulary and merges, which are given as JSON. None where it is another kind
-    of tokenizer. Raises anything for a document that is not one."""
+def make_bpe(document: dict[str, Any], vocab: Json, merges: Json, kernels: CpuKernels) -> BpeDocument | None:
+    """Makes the tables for the `document` of a tokenizer.json. None where it is another kind of tokenizer. Raises anything for a document
+    that is not one."""
     model = document["model"]
     cutting = _cutting(document.get("pre_tokenizer"))
     if (
@@ -323,40 +370,70 @@ def bpe_codec(
         or model.get("continuing_subword_prefix")
         or model.get("end_of_word_suffix")
         or cutting is None
+        or not (cutting[0] or model.get("byte_fallback"))
         or "ByteLevel" in json.dumps(document.get("normalizer"))
     ):
         return None
-    by_bytes, pre_tokenizer = cutting
-    if not by_bytes and not model.get("byte_fallback"):
-        return None
-    tables = BpeTables.read(kernels, vocab, merges, by_bytes=by_bytes, whole_words=bool(model.get("ignore_merges")))
-    if tables is None:
-        return None
-    added: dict[int, AddedToken] = {}
-    for token in document.get("added_tokens") or []:
-        content = token["content"]
-        known = tables.id_of(content)
-        given = max([tables.count - 1, *added]) + 1 if known is None else known
-        if token["id"] != given or not content or content == _WORD:
+    tables = BpeTables.read(kernels, vocab, merges, by_bytes=cutting[0], whole_words=bool(model.get("ignore_merges")))
+    return None if tables is None else BpeDocument(document, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTables:
+    """The file of a tokenizer's tables for later starts, which map it."""
+
+    path: Path
+    check_room: Callable[[int], str | None]  # why a file of so many bytes cannot be written
+    make_room: Callable[[Path], object]  # called after it was written
+
+    def open(self, kernels: CpuKernels) -> tuple[BpeDocument, dict[str, Any]] | None:
+        """And what was written beside it. None: there is no such file, or it cannot be used."""
+        try:
+            if self.path.stat(follow_symlinks=False).st_uid != os.geteuid():
+                return None
+            content = map_file(self.path)
+            size = int.from_bytes(content[:8].tobytes(), "little")  # of the header; the form is that of safetensors
+            header = json.loads(content[8 : 8 + size].tobytes())
+            first, end = header[_BLOCK]["data_offsets"]
+            tables = BpeTables.of(kernels, content[8 + size + first : 8 + size + end])
+            said = json.loads(header["__metadata__"]["said"])
+            os.utime(self.path)  # the latest use
+            return None if tables is None else (BpeDocument(said["document"], tables), said["beside"])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        flags = {name: bool(token[name]) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        added[given] = AddedToken(content, **flags)
-    common = {**document, "truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "pre_tokenizer": None}
-    words = {"type": "WordLevel", "vocab": {_WORD: _WORD_ID}, "unk_token": _WORD}
-    framed = {**common, "normalizer": None, "decoder": None, "post_processor": document.get("post_processor"), "model": words}
-    encoding = tokenizers.Tokenizer.from_str(json.dumps(framed)).encode("a")
-    if encoding.special_tokens_mask.count(0) != 1:
+
+    def write(self, made: BpeDocument, beside: dict[str, Any]) -> None:
+        """Writes it unless there is no room, or a folder that others cannot write to."""
+        block = made.tables.block
+        writing = self.path.with_name(f"{self.path.name}.{threading.get_native_id()}.{os.getpid()}.writing")
+        if self.check_room(len(block)) is not None:
+            return
+        try:
+            said = json.dumps({"document": made.document, "beside": beside})
+            save_file({_BLOCK: block}, writing, {"said": said})
+            os.rename(writing, self.path)
+            self.make_room(self.path)
+        except (OSError, SafetensorError):
+            writing.unlink(missing_ok=True)
+
+
+def read_bpe_codec(path: Path, kept: KeptTables | None, library: Callable[[], TokenizersCodec]) -> BpeCodec | None:
+    """A codec for a tokenizer.json; None where it is another kind of tokenizer, or the file is not what it should be. `library` reads it
+    with the library, and says what is wrong. Raises OSError."""
+    kernels = built_kernels()
+    if kernels is None:
         return None
-    place = encoding.special_tokens_mask.index(0)
-    normalizer = document.get("normalizer")
-    shape = {
-        **common,
-        "normalizer": normalizer if _steps(normalizer, "normalizers") else None,
-        "pre_tokenizer": pre_tokenizer,
-        "model": words,
-    }
-    core = tokenizers.Tokenizer.from_str(json.dumps(shape))
-    return BpeCodec(tables, core, added, (encoding.ids[:place], encoding.ids[place + 1 :]), library)
+    found = None if kept is None else kept.open(kernels)
+    try:
+        made = read_bpe(path, kernels) if found is None else found[0]
+        codec = None if made is None else made.codec(library)
+    except OSError:
+        raise
+    except Exception:
+        return None
+    if codec is not None and made is not None and found is None and kept is not None:
+        kept.write(made, {})
+    return codec
 
 
 def _cutting(pre_tokenizer: dict[str, Any] | None) -> tuple[bool, dict[str, Any] | None] | None:

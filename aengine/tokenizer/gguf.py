@@ -17,7 +17,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.cpu.library import built_kernels
 from aengine.models.gguf.gguf_file import GgufFile, LazyStrings, open_gguf
+from aengine.tokenizer.bpe_codec import KeptTables, make_bpe
+from aengine.tokenizer.codecs import TokenizersCodec
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -85,6 +88,36 @@ class GgufTokenizer:
                 raise ModelLoadError(f"{_PREFIX}merges merges {missing!r}, which is no token")
         model = {**self.document["model"], "vocab": self.vocabulary, "merges": self.merges}
         return tokenizers.Tokenizer.from_str(json.dumps({**self.document, "model": model}))
+
+
+def read_gguf_codec(path: Path, kept: KeptTables | None) -> tuple[TokenizersCodec, dict[str, str]] | None:
+    """A codec, and what `read_tokenizer` tells beside the tokenizer. Returns and raises what that does otherwise."""
+    kernels = built_kernels()
+    found = None if kernels is None or kept is None else kept.open(kernels)
+    tokenizer: GgufTokenizer | None = None
+
+    def read_whole() -> TokenizersCodec:
+        again = (tokenizer, {}) if tokenizer is not None else read_tokenizer(path)
+        assert again is not None
+        return TokenizersCodec(again[0].whole())
+
+    if found is not None:
+        codec = found[0].codec(read_whole)
+        return (codec or read_whole(), found[1])
+    read = read_tokenizer(path)
+    if read is None:
+        return None
+    tokenizer, named = read
+    made = None
+    if kernels is not None:
+        vocab, merges = (np.frombuffer(json.dumps(part).encode(), np.uint8) for part in (tokenizer.vocabulary, tokenizer.merges))
+        made = make_bpe(tokenizer.document, vocab, merges, kernels)
+    own = None if made is None else made.codec(read_whole)
+    if made is not None and own is not None and kept is not None:
+        kept.write(made, named)
+    whole = own or read_whole()
+    tokenizer = None  # a large vocabulary takes 100 MB; it is read again if it is needed
+    return whole, named
 
 
 def read_tokenizer(path: Path) -> tuple[GgufTokenizer, dict[str, str]] | None:

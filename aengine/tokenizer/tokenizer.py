@@ -24,7 +24,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken
 
@@ -33,10 +32,9 @@ from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions, read_messages
 from aengine.api.runtime import imports_of
 from aengine.chat.formats import REASONING, ChatFormat
-from aengine.kernels.cpu.library import built_kernels
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
-from aengine.tokenizer.bpe_codec import bpe_codec, read_bpe_codec
+from aengine.tokenizer.bpe_codec import KeptTables, read_bpe_codec
 from aengine.tokenizer.caller_text import MAX_SECONDS, ControlTokens, TemplateTimeError
 from aengine.tokenizer.codecs import Codec, Detokenizer, TokenizersCodec, TransformersCodec
 
@@ -86,26 +84,31 @@ class Tokenizer:
         self._controls = self._find_controls(self.template) if templates else ControlTokens(())
 
     @classmethod
-    def find(cls, model_dir: Path, *, content_special_tokens: bool = False) -> Tokenizer | None:
-        """That of a local model; None if it has none. Raises `ModelLoadError` when it cannot be read."""
+    def find(cls, model_dir: Path, *, content_special_tokens: bool = False, kept: KeptTables | None = None) -> Tokenizer | None:
+        """That of a local model; None if it has none. `kept`: as of `load`. Raises `ModelLoadError` when it cannot be read."""
         if is_gguf(model_dir):
-            return cls._of_gguf(model_dir, content_special_tokens)
-        return (
-            cls.load(model_dir, content_special_tokens=content_special_tokens)
-            if any(any(model_dir.glob(pattern)) for pattern in TOKENIZER_FILES)
-            else None
-        )
+            from aengine.tokenizer.gguf import read_gguf_codec
+
+            found = read_gguf_codec(model_dir, kept)
+            if found is None:
+                return None
+            codec, named = found
+            return cls(codec, _by_name(named.get("chat_template")), named, content_special_tokens)
+        if not any(any(model_dir.glob(pattern)) for pattern in TOKENIZER_FILES):
+            return None
+        return cls.load(model_dir, content_special_tokens=content_special_tokens, kept=kept)
 
     @classmethod
-    def load(cls, model_dir: Path, *, content_special_tokens: bool = False) -> Tokenizer:
-        """Reads the tokenizer of a local model directory. Raises `ModelLoadError` when there is none that can be read."""
+    def load(cls, model_dir: Path, *, content_special_tokens: bool = False, kept: KeptTables | None = None) -> Tokenizer:
+        """Reads the tokenizer of a local model directory. `kept`: where its tables are, or are to be, for later starts. Raises
+        `ModelLoadError` when there is none that can be read."""
         for file in (file for pattern in TOKENIZER_FILES for file in model_dir.glob(pattern)):
             if not file.is_dir():
                 require_regular(file)
         config = _read_config(model_dir)
         path = model_dir / "tokenizer.json"
         if path.is_file():
-            codec = _read_codec(model_dir, config)
+            codec = _read_codec(model_dir, config, kept)
             sources = _read_templates(model_dir, config.get("chat_template"))
             return cls(codec, sources, _named_tokens(model_dir, config, sources), content_special_tokens)
         auto = _auto_tokenizer(model_dir)
@@ -113,24 +116,6 @@ class Tokenizer:
             raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
         fast: Codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
         return cls(fast, _by_name(auto.chat_template), auto.special_tokens_map, content_special_tokens)
-
-    @classmethod
-    def _of_gguf(cls, path: Path, content_special_tokens: bool) -> Tokenizer | None:
-        from aengine.tokenizer.gguf import read_tokenizer
-
-        found = read_tokenizer(path)
-        if found is None:
-            return None
-        tokenizer, named = found
-        templates = _by_name(named.pop("chat_template", None))
-        kernels = built_kernels()
-        vocab, merges = (np.frombuffer(json.dumps(part).encode(), np.uint8) for part in (tokenizer.vocabulary, tokenizer.merges))
-
-        def read_whole() -> TokenizersCodec:
-            return TokenizersCodec(tokenizer.whole())
-
-        own = None if kernels is None else bpe_codec(tokenizer.document, vocab, merges, kernels, read_whole)
-        return cls(own or read_whole(), templates, named, content_special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -372,7 +357,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_codec(model_dir: Path, config: Mapping[str, Any]) -> TokenizersCodec:
+def _read_codec(model_dir: Path, config: Mapping[str, Any], kept: KeptTables | None) -> TokenizersCodec:
     """That of the tokenizer.json, with tables of our own where the kernels are there and it is of their kind. Raises `ModelLoadError`."""
     path = model_dir / "tokenizer.json"
 
@@ -393,8 +378,7 @@ def _read_codec(model_dir: Path, config: Mapping[str, Any]) -> TokenizersCodec:
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path} is not a tokenizer that can be read: {one_line(error)}") from error
 
-    kernels = built_kernels()
-    own = None if kernels is None else read_bpe_codec(path, kernels, read_whole)
+    own = read_bpe_codec(path, kept, read_whole)
     return read_whole() if own is None else finished(own)
 
 

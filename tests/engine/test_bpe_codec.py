@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_tokenizers
 import tokenizers
@@ -16,8 +17,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from aengine import ModelLoadError
 from aengine.kernels.cpu.library import load_kernels
-from aengine.tokenizer import tokenizer as tokenizer_module
-from aengine.tokenizer.bpe_codec import _COMPOSED, BpeCodec, read_bpe_codec
+from aengine.tokenizer import bpe_codec
+from aengine.tokenizer.bpe_codec import _COMPOSED, BpeCodec, KeptTables, read_bpe_codec
 from aengine.tokenizer.codecs import TokenizersCodec
 from aengine.tokenizer.tokenizer import Tokenizer
 
@@ -244,7 +245,7 @@ def test_damaged_files_are_what_the_library_says(tmp_path: Path) -> None:
         place = draw.randrange(len(whole))
         data = whole[:place] if trial % 3 == 0 else whole[:place] + bytes([draw.randrange(256)]) + whole[place + (trial % 3 == 1) :]
         path.write_bytes(data)
-        own = read_bpe_codec(path, load_kernels(), lambda: pytest.fail("nothing was asked of it"))
+        own = read_bpe_codec(path, None, lambda: pytest.fail("nothing was asked of it"))
         if own is None:
             continue
         library = TokenizersCodec(tokenizers.Tokenizer.from_file(str(path)))  # raises where it is no tokenizer
@@ -257,5 +258,61 @@ def test_damaged_files_are_what_the_library_says(tmp_path: Path) -> None:
 
 def test_without_kernels_the_library_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(SHAPES["words"](), tmp_path)
-    monkeypatch.setattr(tokenizer_module, "built_kernels", lambda: None)
+    monkeypatch.setattr(bpe_codec, "built_kernels", lambda: None)
     assert type(Tokenizer.load(folder)._codec) is TokenizersCodec
+
+
+def kept_in(folder: Path, *, refusal: str | None = None) -> tuple[KeptTables, list[Path]]:
+    made: list[Path] = []
+    return KeptTables(folder / "kept.tokens", lambda size: refusal, made.append), made
+
+
+@pytest.mark.parametrize("shape", ["composed", "spaces"])
+def test_tables_that_are_kept_give_the_same(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(SHAPES[shape](), tmp_path, eos_token="<right>")
+    kept, made = kept_in(tmp_path)
+    first = Tokenizer.load(tmp_path, kept=kept)._codec
+    assert made == [kept.path]
+    assert [path.name for path in tmp_path.iterdir() if ".tokens" in path.name] == ["kept.tokens"]
+    monkeypatch.setattr(bpe_codec, "read_bpe", lambda *given: pytest.fail("the file is read again"))
+    mapped = Tokenizer.load(tmp_path, kept=kept)._codec
+    assert isinstance(first, BpeCodec)
+    assert isinstance(mapped, BpeCodec)
+    assert made == [kept.path]
+    assert np.array_equal(mapped._tables.block, first._tables.block)
+    assert (mapped.vocabulary(), mapped._special) == (first.vocabulary(), first._special)
+    for text in texts(9, 60):
+        assert mapped.encode(text, True) == first.encode(text, True)
+    assert mapped.encode_pair("a", "b") == first.encode_pair("a", "b")
+
+
+def test_a_kept_file_that_is_damaged_is_written_again(tmp_path: Path) -> None:
+    saved(SHAPES["words"](), tmp_path)
+    kept, made = kept_in(tmp_path)
+    expected = Tokenizer.load(tmp_path, kept=kept).encode("Hello world")
+    whole = kept.path.read_bytes()
+    size = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:size])
+    moved = json.dumps({**header, "tables": {**header["tables"], "data_offsets": [8, 1 << 40]}}).encode()
+    for data in (
+        *(b"", whole[:4], whole[:size], whole[:-1], whole[:size] + bytes(len(whole) - size)),  # cut, or without what was written
+        whole[:size] + whole[size:].replace(whole[size + 8 : size + 32], b"\xff" * 24),  # places that are not in it
+        *(len(moved).to_bytes(8, "little") + moved + whole[size:], b"\xff" * 8 + whole[8:]),
+    ):
+        kept.path.write_bytes(data)
+        before = len(made)
+        assert Tokenizer.load(tmp_path, kept=kept).encode("Hello world") == expected
+        assert len(made) == before + 1
+        assert kept.path.read_bytes() == whole
+
+
+def test_what_cannot_be_kept_is_not(tmp_path: Path) -> None:
+    saved(SHAPES["words"](), tmp_path)
+    for kept, made in (kept_in(tmp_path, refusal="no room"), kept_in(tmp_path / "nowhere")):
+        assert type(Tokenizer.load(tmp_path, kept=kept)._codec) is BpeCodec
+        assert (made, kept.path.exists()) == ([], False)
+    saved(SHAPES["words"](), tmp_path)
+    (tmp_path / "tokenizer.json").write_text(OTHERS["dropout"]((tmp_path / "tokenizer.json").read_text()))
+    kept, made = kept_in(tmp_path)
+    assert type(Tokenizer.load(tmp_path, kept=kept)._codec) is TokenizersCodec
+    assert made == []

@@ -10,8 +10,10 @@ import torch
 from gguf_files import gguf_bytes, stored
 
 from aengine.api.errors import ModelLoadError
+from aengine.tokenizer.bpe_codec import KeptTables
 from aengine.tokenizer.gguf import read_tokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
+from aengine.tokenizer.vocabulary import byte_level_alphabet
 
 SPACE = "\u2581"
 BYTES = [f"<0x{number:02X}>" for number in range(256)]
@@ -124,3 +126,29 @@ def test_texts_are_cut_as_the_kind_says(tmp_path: pathlib.Path, pre: str, pieces
     assert found is not None
     cut = found[0].whole().pre_tokenizer.pre_tokenize_str("".join(pieces))
     assert ["".join(pieces)[slice(*place)] for _, place in cut] == pieces
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tables_are_kept_for_later_starts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    path = tmp_path / "model.gguf"
+    if kind == "llama":
+        tokenizer(path)
+    else:
+        letters = list(byte_level_alphabet())
+        words = ["tokens", [*letters, "th", "the", "<end>"]], ["merges", ["t h", "th e"]], ["token_type", [1] * 258 + [3]]
+        metadata = {f"tokenizer.ggml.{name}": value for name, value in (*words, ("model", "gpt2"), ("pre", "qwen2"), ("eos_token_id", 258))}
+        rows = torch.ones(259, 4)
+        template = {"tokenizer.chat_template": "{{ messages[0].content }}{{ eos_token }}"}
+        path.write_bytes(gguf_bytes({**metadata, **template}, {"token_embd.weight": stored(rows)}))
+    kept = KeptTables(tmp_path / "kept.tokens", lambda size: None, lambda path: None)
+    first = Tokenizer.find(path, kept=kept)
+    monkeypatch.setattr("aengine.tokenizer.gguf.read_tokenizer", lambda path: pytest.fail("the file is read again"))
+    mapped = Tokenizer.find(path, kept=kept)
+    assert first is not None
+    assert mapped is not None
+    assert kept.path.is_file()
+    for text in ("the cat<end>", "  h\u00e9 the", ""):
+        assert mapped.encode(text) == first.encode(text)
+    assert (mapped.vocab_size, mapped.template, mapped.has_chat_template) == (first.vocab_size, first.template, kind == "gpt2")
+    if kind == "gpt2":
+        assert mapped.render_chat([{"role": "user", "content": "the"}]).text == "the<end>"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +21,18 @@ from reference import FAMILIES, save_tiny
 from test_greedy import make_runner
 from test_new_weights import save_two, update
 
+import aengine
+from aengine import LLM
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.arrays import FLOAT32
+from aengine.kernels.cpu.library import load_kernels
 from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, open_packed, verify_packed
 from aengine.parallel.shard import WHOLE
 from aengine.runner.cpu.executor import CpuExecutorBase
 from aengine.runner.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
+DEMO = pathlib.Path(aengine.__file__).parent / "models" / "demo_model"
 PROMPTS = [[1, 2, 3, 4, 5], [7, 3, 9], list(range(10, 40))]
 
 
@@ -255,6 +262,31 @@ def test_the_oldest_give_way(tmp_path: pathlib.Path) -> None:
     assert first in kept(cache)
     assert second not in kept(cache)
     assert len(kept(cache)) == 2
+
+
+def test_another_tokenizer_has_other_tables(tmp_path: pathlib.Path) -> None:
+    """They are in the folder of the weights, and count as these do."""
+    model, cache = tmp_path / "model", tmp_path / "cache"
+    shutil.copytree(DEMO, model)
+    load_kernels()
+
+    def spelled(**options: Any) -> list[int]:
+        with LLM(str(model), kv_cache_memory=32 << 20, weights_cache=str(cache), **options) as llm:
+            return llm.call(lambda engine: engine.tokenize("universally acknowledged"))
+
+    first = spelled()
+    assert spelled() == first
+    (tables,) = cache.glob("*.tokens")
+    document = json.loads((model / "tokenizer.json").read_text())
+    document["model"]["merges"] = document["model"]["merges"][:40]
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    assert spelled() != first
+    assert len([*cache.glob("*.tokens")]) == 2
+    os.utime(tables, (1, 1))
+    size = sum(path.stat().st_size for path in cache.iterdir()) - 1
+    next(cache.glob("*.weights")).unlink()  # so that one is written
+    spelled(weights_cache_size=size)
+    assert not tables.exists()
 
 
 def test_what_is_larger_than_all_is_not_kept(tmp_path: pathlib.Path, caplog) -> None:

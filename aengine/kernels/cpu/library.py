@@ -332,6 +332,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_bpe_find": (c_int, c_void_p, c_int64, POINTER(c_int64)),
     "aengine_bpe_create": (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int, c_int),
     "aengine_bpe_destroy": (None, c_void_p),
+    "aengine_bpe_is": (c_int, c_void_p, c_int64),
+    "aengine_bpe_size": (c_int64, c_void_p),
     "aengine_bpe_count": (c_int64, c_void_p),
     "aengine_bpe_id": (c_int32, c_void_p, c_char_p, c_int64),
     "aengine_bpe_spelling": (c_void_p, c_void_p, c_int64, POINTER(c_int64)),

@@ -22,7 +22,7 @@ from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
-from aengine.kernels.cpu.compiler import KernelsUnavailableError, cache_directory
+from aengine.kernels.cpu.compiler import KernelsUnavailableError, cache_directory, sources_digest
 from aengine.kernels.cpu.library import CpuKernels, Workspace, load_kernels
 from aengine.kernels.warm_memory import Allocate, WarmMemory, lazy_bytes
 from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, PackedWeights, open_packed, verify_packed
@@ -36,13 +36,14 @@ from aengine.runner.model_plan import plan_model
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.device import CUDA_DEVICE
 
-SUFFIX = ".weights"
+SUFFIX, TABLES_SUFFIX = ".weights", ".tokens"
+_VERSION = 1  # of the form of files, and of how weights are packed beside what the kernels do
 _LEAST_WARM = 32 << 20  # bytes: committing less takes no time
 _MARGIN = 1 << 30  # bytes of the disk that are left to others
 
 
 class WeightsCache:
-    """The files of packed weights in one folder."""
+    """The files of packed weights, and of tokenizers' tables, in one folder."""
 
     def __init__(self, folder: pathlib.Path, size: int) -> None:
         """`size`: the most bytes of all files."""
@@ -68,6 +69,11 @@ class WeightsCache:
         """Where weights of a checkpoint are, or will be, that are packed as the facts say."""
         return self.folder / f"{_checkpoint_name(config, model_dir)}-{_digest(facts)}{SUFFIX}"
 
+    def tables_path(self, file: pathlib.Path) -> pathlib.Path:
+        """Where the tables of a file with a tokenizer are, or will be. Raises OSError."""
+        digest = _digest((_VERSION, VERSION, sources_digest(), _stamp(file)))
+        return self.folder / f"{_readable(file.resolve().parent)}-{digest}{TABLES_SUFFIX}"
+
     def check_room(self, size: int) -> str | None:
         """Why a file of so many bytes cannot be written; None: it can."""
         if size > self.size:
@@ -89,7 +95,7 @@ class WeightsCache:
             with suppress(OSError):
                 if entry.name.endswith(".writing") and not _is_running(entry.name):
                     os.unlink(entry.path)
-                elif entry.name.endswith(SUFFIX):
+                elif entry.name.endswith((SUFFIX, TABLES_SUFFIX)):
                     about = entry.stat(follow_symlinks=False)
                     found.append((about.st_mtime, about.st_size, pathlib.Path(entry.path)))
         total = sum(size for _, size, _ in found)
@@ -105,10 +111,18 @@ def _checkpoint_name(config: EngineConfig, model_dir: pathlib.Path) -> str:
     names = {*find_checkpoint(model_dir, config.load_format).names, *(path.name for path in model_dir.glob("*.json"))}
     facts = []
     for name in sorted(names):
-        about = os.stat(model_dir / name)
-        facts.append((name, about.st_size, about.st_mtime_ns, about.st_ino, about.st_dev))
-    readable = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in model_dir.resolve().name)[:40]
-    return f"{readable}-{_digest((config.load_format, *facts))}"
+        facts.append((name, *_stamp(model_dir / name)))
+    return f"{_readable(model_dir.resolve())}-{_digest((config.load_format, *facts))}"
+
+
+def _stamp(file: pathlib.Path) -> tuple[int, ...]:
+    """Numbers that are others when a file is another one."""
+    about = os.stat(file)
+    return about.st_size, about.st_mtime_ns, about.st_ino, about.st_dev
+
+
+def _readable(path: pathlib.Path) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in path.name)[:40]
 
 
 def _digest(facts: tuple[object, ...]) -> str:
@@ -130,7 +144,6 @@ def _is_running(name: str) -> bool:
 
 
 _log = logging.getLogger("aengine")
-_VERSION = 1  # of the form of files, and of how weights are packed beside what the kernels do
 _MOST_WAIT = 10.0  # seconds that a close waits for a file that is being written
 _LOWEST_PRIORITY = 19
 

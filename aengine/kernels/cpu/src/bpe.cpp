@@ -2,8 +2,10 @@
 #include "bpe.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace aengine {
 
@@ -11,6 +13,7 @@ namespace {
 
 constexpr u32 NO_RANK = ~0u;
 constexpr i32 NEIGHBOUR_BITS = 22;
+constexpr u64 MAGIC = 0x3130657062656e65;
 
 // A place in a JSON text. Functions return false for what is no JSON; most of what lies outside of strings is taken as it is.
 struct Json {
@@ -169,14 +172,14 @@ i64 slots_for(i64 entries) {
 }
 
 bool is_spelling(const Bpe& bpe, i64 id, const char* text, i64 size) {
-  const Place& place = bpe.spellings[id];
-  return place.begin >= 0 && place.end - place.begin == size && !std::memcmp(bpe.text.data() + place.begin, text, size);
+  const Place& place = bpe.spellings()[id];
+  return place.begin >= 0 && place.end - place.begin == size && !std::memcmp(bpe.text() + place.begin, text, size);
 }
 
 const Merge* find_merge(const Bpe& bpe, u32 left, u32 right) {
-  const u64 mask = bpe.pairs.size() - 1;
+  const u64 mask = bpe.num_pairs - 1;
   for (u64 slot = mixed((u64)left << 32 | right) & mask;; slot = (slot + 1) & mask) {
-    const Merge& merge = bpe.pairs[slot];
+    const Merge& merge = bpe.pairs()[slot];
     if (merge.rank == NO_RANK) return nullptr;
     if (merge.left == left && merge.right == right) return &merge;
   }
@@ -195,103 +198,56 @@ u64 neighbours_bit(u32 left, u32 right) { return mixed((u64)left << 32 | right) 
 
 bool may_be_neighbours(const Bpe& bpe, u32 left, u32 right) {
   const u64 bit = neighbours_bit(left, right);
-  return bpe.neighbours[bit / 64] >> bit % 64 & 1;
+  return bpe.neighbours()[bit / 64] >> bit % 64 & 1;
 }
 
-void add_neighbours(Bpe& bpe, const char* text, const char* end) {
+void add_neighbours(u64* neighbours, const char* text, const char* end) {
   u32 left = 0;
   for (bool first = true; text < end; first = false) {
     const u32 right = next_character(text, end);
     const u64 bit = neighbours_bit(left, right);
-    if (!first) bpe.neighbours[bit / 64] |= 1ull << bit % 64;
+    if (!first) neighbours[bit / 64] |= 1ull << bit % 64;
     left = right;
   }
 }
 
-bool read_vocab(Json json, Bpe& bpe) {
-  std::vector<std::pair<i64, Place>> tokens;
-  i64 last = -1;
+// The spelling of a byte in vocabularies of bytes: GPT-2's letters. Printable ones are themselves, the others come from U+0100 on.
+u32 letter_of(u32 byte) {
+  if ((byte >= 0x21 && byte < 0x7F) || (byte >= 0xA1 && byte < 0xAD) || byte >= 0xAE) return byte;
+  return 256 + (byte < 0x21 ? byte : byte < 0xA1 ? 0x21 + byte - 0x7F : 0x21 + 0x22);
+}
+
+// What a text in JSON says: the spellings one after the other, and where those of a token or a merge are.
+struct Token {
+  i64 id;
+  Place place;
+};
+struct Pair {
+  i64 begin, cut, end;
+};
+template <class Entry>
+struct Said {
+  std::vector<char> text;
+  std::vector<Entry> entries;
+};
+
+bool read_tokens(Json json, Said<Token>& said) {
   if (!json.take('{')) return false;
   if (!json.take('}')) {
     do {
-      i64 id;
-      Place place{(i64)bpe.text.size(), 0};
-      if (!json.string(bpe.text) || !json.take(':') || !json.number(id)) return false;
-      place.end = (i64)bpe.text.size();
-      tokens.push_back({id, place});
-      last = std::max(last, id);
+      Token token{0, {(i64)said.text.size(), 0}};
+      if (!json.string(said.text) || !json.take(':') || !json.number(token.id)) return false;
+      token.place.end = (i64)said.text.size();
+      said.entries.push_back(token);
     } while (json.take(','));
     if (!json.take('}')) return false;
   }
   json.space();
-  bpe.count = (i64)tokens.size();
-  if (json.at != json.end || last > 2 * bpe.count || last >= 1 << 30) return false;
-  bpe.spellings.assign(last + 1, {-1, -1});
-  bpe.ids.assign(slots_for(bpe.count), -1);
-  bpe.neighbours.assign((1u << NEIGHBOUR_BITS) / 64, 0);
-  const u64 mask = bpe.ids.size() - 1;
-  for (const auto& [id, place] : tokens) {
-    const char* spelling = bpe.text.data() + place.begin;
-    if (bpe.spellings[id].begin >= 0 || id_of(bpe, spelling, place.end - place.begin) >= 0) return false;
-    bpe.spellings[id] = place;
-    u64 slot = hash_of(spelling, place.end - place.begin) & mask;
-    while (bpe.ids[slot] >= 0) slot = (slot + 1) & mask;
-    bpe.ids[slot] = (i32)id;
-    if (!bpe.by_bytes) add_neighbours(bpe, spelling, bpe.text.data() + place.end);
-  }
-  return true;
+  return json.at == json.end;
 }
 
-struct Pair {
-  i64 begin, cut, end;  // of its spellings in a text
-};
-
-// Looks up the ids of pairs and of what they become. Tables and spellings are far larger than caches, so memory is asked for in advance.
-bool add_merges(const std::vector<char>& text, const std::vector<Pair>& pairs, Bpe& bpe) {
-  constexpr i64 BLOCK = 64;
-  bpe.pairs.assign(slots_for((i64)pairs.size()), {0, 0, NO_RANK, 0});
-  const u64 ids_mask = bpe.ids.size() - 1, mask = bpe.pairs.size() - 1;
-  i64 last = -1;
-  for (i64 begin = 0; begin < (i64)pairs.size(); begin += BLOCK) {
-    const i64 count = std::min(BLOCK, (i64)pairs.size() - begin);
-    u64 slots[2 * BLOCK];
-    Merge merges[BLOCK];
-    for (i64 index = 0; index < count; index++) {
-      const Pair& pair = pairs[begin + index];
-      slots[2 * index] = hash_of(&text[pair.begin], pair.cut - pair.begin) & ids_mask;
-      slots[2 * index + 1] = hash_of(&text[pair.cut], pair.end - pair.cut) & ids_mask;
-      for (i64 side = 0; side < 2; side++) __builtin_prefetch(&bpe.ids[slots[2 * index + side]]);
-    }
-    for (i64 place = 0; place < 2 * count; place++)
-      if (const i32 id = bpe.ids[slots[place]]; id >= 0) __builtin_prefetch(&bpe.spellings[id]);
-    for (i64 place = 0; place < 2 * count; place++)
-      if (const i32 id = bpe.ids[slots[place]]; id >= 0) __builtin_prefetch(&bpe.text[bpe.spellings[id].begin]);
-    for (i64 index = 0; index < count; index++) {
-      const Pair& pair = pairs[begin + index];
-      const i32 left = id_of(bpe, &text[pair.begin], pair.cut - pair.begin), right = id_of(bpe, &text[pair.cut], pair.end - pair.cut);
-      const i64 size = pair.end - pair.begin, next = last + 1;  // most merges make the tokens one after another
-      const bool guessed = next < (i64)bpe.spellings.size() && is_spelling(bpe, next, &text[pair.begin], size);
-      const i32 id = guessed ? (i32)next : id_of(bpe, &text[pair.begin], size);
-      last = id;
-      if (left < 0 || right < 0 || id < 0) return false;
-      merges[index] = {(u32)left, (u32)right, (u32)(begin + index), (u32)id};
-      slots[index] = mixed((u64)left << 32 | right) & mask;
-      __builtin_prefetch(&bpe.pairs[slots[index]], 1);
-    }
-    for (i64 index = 0; index < count; index++) {  // of the same pair the last one counts
-      const Merge& merge = merges[index];
-      u64 slot = slots[index];
-      while (bpe.pairs[slot].rank != NO_RANK && !(bpe.pairs[slot].left == merge.left && bpe.pairs[slot].right == merge.right))
-        slot = (slot + 1) & mask;
-      bpe.pairs[slot] = merge;
-    }
-  }
-  return true;
-}
-
-bool read_merges(Json json, Bpe& bpe) {
-  std::vector<char> text;
-  std::vector<Pair> pairs;
+bool read_pairs(Json json, Said<Pair>& said) {
+  std::vector<char>& text = said.text;
   if (!json.take('[')) return false;
   if (!json.take(']')) {
     do {
@@ -310,13 +266,89 @@ bool read_merges(Json json, Bpe& bpe) {
         text.erase(space);
       }
       pair.end = (i64)text.size();
-      pairs.push_back(pair);
+      said.entries.push_back(pair);
     } while (json.take(','));
     if (!json.take(']')) return false;
   }
   json.space();
   text.resize(text.size() + 1);  // so that the last string may be empty
-  return json.at == json.end && add_merges(text, pairs, bpe);
+  return json.at == json.end;
+}
+
+bool add_tokens(const Said<Token>& said, Bpe& bpe) {
+  std::memcpy(bpe.at<char>(bpe.text_at), said.text.data(), said.text.size());
+  Place* spellings = bpe.at<Place>(bpe.spellings_at);
+  std::fill(spellings, spellings + bpe.num_spellings, Place{-1, -1});
+  i32* ids = bpe.at<i32>(bpe.ids_at);
+  std::fill(ids, ids + bpe.num_ids, -1);
+  const u64 mask = bpe.num_ids - 1;
+  for (const auto& [id, place] : said.entries) {
+    const char* spelling = bpe.text() + place.begin;
+    if (spellings[id].begin >= 0 || id_of(bpe, spelling, place.end - place.begin) >= 0) return false;
+    spellings[id] = place;
+    u64 slot = hash_of(spelling, place.end - place.begin) & mask;
+    while (ids[slot] >= 0) slot = (slot + 1) & mask;
+    ids[slot] = (i32)id;
+    if (!bpe.by_bytes) add_neighbours(bpe.at<u64>(bpe.neighbours_at), spelling, bpe.text() + place.end);
+  }
+  return true;
+}
+
+// Looks up the ids of pairs and of what they become. Tables and spellings are far larger than caches, so memory is asked for in advance.
+bool add_merges(const Said<Pair>& said, Bpe& bpe) {
+  constexpr i64 BLOCK = 64;
+  const char* text = said.text.data();
+  const i64 total = (i64)said.entries.size();
+  Merge* table = bpe.at<Merge>(bpe.pairs_at);
+  std::fill(table, table + bpe.num_pairs, Merge{0, 0, NO_RANK, 0});
+  const u64 ids_mask = bpe.num_ids - 1, mask = bpe.num_pairs - 1;
+  i64 last = -1;
+  for (i64 begin = 0; begin < total; begin += BLOCK) {
+    const i64 count = std::min(BLOCK, total - begin);
+    const Pair* pairs = said.entries.data() + begin;
+    u64 slots[2 * BLOCK];
+    Merge merges[BLOCK];
+    for (i64 index = 0; index < count; index++) {
+      const Pair& pair = pairs[index];
+      slots[2 * index] = hash_of(text + pair.begin, pair.cut - pair.begin) & ids_mask;
+      slots[2 * index + 1] = hash_of(text + pair.cut, pair.end - pair.cut) & ids_mask;
+      for (i64 side = 0; side < 2; side++) __builtin_prefetch(&bpe.ids()[slots[2 * index + side]]);
+    }
+    for (i64 place = 0; place < 2 * count; place++)
+      if (const i32 id = bpe.ids()[slots[place]]; id >= 0) __builtin_prefetch(&bpe.spellings()[id]);
+    for (i64 place = 0; place < 2 * count; place++)
+      if (const i32 id = bpe.ids()[slots[place]]; id >= 0) __builtin_prefetch(bpe.text() + bpe.spellings()[id].begin);
+    for (i64 index = 0; index < count; index++) {
+      const Pair& pair = pairs[index];
+      const i32 left = id_of(bpe, text + pair.begin, pair.cut - pair.begin), right = id_of(bpe, text + pair.cut, pair.end - pair.cut);
+      const i64 size = pair.end - pair.begin, next = last + 1;  // most merges make the tokens one after another
+      const bool guessed = next < bpe.num_spellings && is_spelling(bpe, next, text + pair.begin, size);
+      const i32 id = guessed ? (i32)next : id_of(bpe, text + pair.begin, size);
+      last = id;
+      if (left < 0 || right < 0 || id < 0) return false;
+      merges[index] = {(u32)left, (u32)right, (u32)(begin + index), (u32)id};
+      slots[index] = mixed((u64)left << 32 | right) & mask;
+      __builtin_prefetch(&table[slots[index]], 1);
+    }
+    for (i64 index = 0; index < count; index++) {  // of the same pair the last one counts
+      const Merge& merge = merges[index];
+      u64 slot = slots[index];
+      while (table[slot].rank != NO_RANK && !(table[slot].left == merge.left && table[slot].right == merge.right)) slot = (slot + 1) & mask;
+      table[slot] = merge;
+    }
+  }
+  return true;
+}
+
+bool add_bytes(Bpe& bpe) {
+  for (u32 byte = 0; byte < 256; byte++) {
+    static const char* const digits = "0123456789ABCDEF";
+    char letter[4];
+    const char fallback[6] = {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'};
+    bpe.bytes[byte] = bpe.by_bytes ? id_of(bpe, letter, utf8(letter_of(byte), letter)) : id_of(bpe, fallback, 6);
+    if (bpe.by_bytes && bpe.bytes[byte] < 0) return false;
+  }
+  return true;
 }
 
 struct Symbol {
@@ -336,12 +368,6 @@ struct Scratch {
   std::vector<Candidate> heap;
   std::vector<char> spelling;
 };
-
-// The spelling of a byte in vocabularies of bytes: GPT-2's letters. Printable ones are themselves, the others come from U+0100 on.
-u32 letter_of(u32 byte) {
-  if ((byte >= 0x21 && byte < 0x7F) || (byte >= 0xA1 && byte < 0xAD) || byte >= 0xAE) return byte;
-  return 256 + (byte < 0x21 ? byte : byte < 0xA1 ? 0x21 + byte - 0x7F : 0x21 + 0x22);
-}
 
 void propose(const Bpe& bpe, Scratch& scratch, i32 place) {
   const Symbol& symbol = scratch.symbols[place];
@@ -444,22 +470,55 @@ bool find_bpe(const char* text, i64 size, i64* places) {
   return read && has_vocab && has_merges;
 }
 
-bool read_bpe(const char* vocab, i64 vocab_size, const char* merges, i64 merges_size, Bpe& bpe) {
-  if (!read_vocab({vocab, vocab + vocab_size}, bpe) || !read_merges({merges, merges + merges_size}, bpe)) return false;
-  for (u32 byte = 0; byte < 256; byte++) {
-    static const char* const digits = "0123456789ABCDEF";
-    char letter[4];
-    const char fallback[6] = {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'};
-    bpe.bytes[byte] = bpe.by_bytes ? id_of(bpe, letter, utf8(letter_of(byte), letter)) : id_of(bpe, fallback, 6);
-    if (bpe.by_bytes && bpe.bytes[byte] < 0) return false;
-  }
-  return true;
+Bpe* read_bpe(const char* vocab, i64 vocab_size, const char* merges, i64 merges_size, bool by_bytes, bool whole_words) {
+  Said<Token> tokens;
+  Said<Pair> pairs;
+  if (!read_tokens({vocab, vocab + vocab_size}, tokens) || !read_pairs({merges, merges + merges_size}, pairs)) return nullptr;
+  const i64 count = (i64)tokens.entries.size();
+  i64 last = -1;
+  for (const Token& token : tokens.entries) last = std::max(last, token.id);
+  if (last > 2 * count || last >= 1 << 30) return nullptr;
+  Bpe bpe{};
+  i64 end = sizeof(Bpe);
+  const auto place = [&](i64 bytes) {
+    const i64 begin = (end + 63) / 64 * 64;
+    end = begin + bytes;
+    return begin;
+  };
+  bpe.magic = MAGIC;
+  bpe.count = count;
+  bpe.by_bytes = by_bytes;
+  bpe.whole_words = whole_words;
+  bpe.text_at = place(bpe.text_size = (i64)tokens.text.size());
+  bpe.spellings_at = place((bpe.num_spellings = last + 1) * sizeof(Place));
+  bpe.ids_at = place((bpe.num_ids = slots_for(count)) * sizeof(i32));
+  bpe.pairs_at = place((bpe.num_pairs = slots_for((i64)pairs.entries.size())) * sizeof(Merge));
+  bpe.neighbours_at = place((bpe.neighbours_words = by_bytes ? 0 : (1 << NEIGHBOUR_BITS) / 64) * sizeof(u64));
+  bpe.size = end;
+  Bpe* block = static_cast<Bpe*>(std::calloc(1, end));
+  if (!block) return nullptr;
+  *block = bpe;
+  if (add_tokens(tokens, *block) && add_merges(pairs, *block) && add_bytes(*block)) return block;
+  std::free(block);
+  return nullptr;
+}
+
+bool is_bpe(const Bpe* block, i64 size) {
+  if (size < (i64)sizeof(Bpe) || block->magic != MAGIC || block->size != size) return false;
+  const auto within = [&](i64 place, i64 count, i64 bytes) {
+    return place >= (i64)sizeof(Bpe) && count >= 0 && place <= size && count <= (size - place) / bytes;
+  };
+  const auto slots = [](i64 count) { return count >= 16 && (count & (count - 1)) == 0; };
+  return within(block->text_at, block->text_size, 1) && within(block->spellings_at, block->num_spellings, sizeof(Place)) &&
+         within(block->ids_at, block->num_ids, sizeof(i32)) && within(block->pairs_at, block->num_pairs, sizeof(Merge)) &&
+         within(block->neighbours_at, block->neighbours_words, sizeof(u64)) && slots(block->num_ids) && slots(block->num_pairs) &&
+         block->neighbours_words == (block->by_bytes ? 0 : (1 << NEIGHBOUR_BITS) / 64);
 }
 
 i32 id_of(const Bpe& bpe, const char* spelling, i64 size) {
-  const u64 mask = bpe.ids.size() - 1;
+  const u64 mask = bpe.num_ids - 1;
   for (u64 slot = hash_of(spelling, size) & mask;; slot = (slot + 1) & mask) {
-    const i32 id = bpe.ids[slot];
+    const i32 id = bpe.ids()[slot];
     if (id < 0) return -1;
     if (is_spelling(bpe, id, spelling, size)) return id;
   }

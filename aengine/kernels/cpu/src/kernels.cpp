@@ -1,6 +1,7 @@
 // The C interface: every function that `library.py` declares. No exceptions, no state outside a workspace.
 //
 // Functions that can fail return a `Status`. Pointers are not checked; sizes are the caller's word, ids and indices are checked.
+#include <cstdlib>
 #include <new>
 
 #include "bpe.h"
@@ -180,26 +181,24 @@ i32 aengine_bpe_find(const char* json, i64 size, i64* places) { return find_bpe(
 
 // Null: the vocabulary and merges are not what `read_bpe` reads.
 Bpe* aengine_bpe_create(const char* vocab, i64 vocab_size, const char* merges, i64 merges_size, i32 by_bytes, i32 whole_words) {
-  Bpe* bpe = new (std::nothrow) Bpe{};
-  if (!bpe) return nullptr;
-  bpe->by_bytes = by_bytes;
-  bpe->whole_words = whole_words;
-  if (read_bpe(vocab, vocab_size, merges, merges_size, *bpe)) return bpe;
-  delete bpe;
-  return nullptr;
+  return read_bpe(vocab, vocab_size, merges, merges_size, by_bytes, whole_words);
 }
-void aengine_bpe_destroy(Bpe* bpe) { delete bpe; }
+void aengine_bpe_destroy(Bpe* bpe) { std::free(bpe); }
 
-// How many tokens there are.
+// Whether memory holds what `aengine_bpe_create` makes, and may be used as that.
+i32 aengine_bpe_is(const Bpe* bpe, i64 size) { return is_bpe(bpe, size); }
+
+// The bytes of the block, and how many tokens there are.
+i64 aengine_bpe_size(const Bpe* bpe) { return bpe->size; }
 i64 aengine_bpe_count(const Bpe* bpe) { return bpe->count; }
 i32 aengine_bpe_id(const Bpe* bpe, const char* spelling, i64 size) { return id_of(*bpe, spelling, size); }
 
 // The spelling of an id and its bytes; null if it is not one of a token.
 const char* aengine_bpe_spelling(const Bpe* bpe, i64 id, i64* size) {
-  if (id < 0 || id >= (i64)bpe->spellings.size() || bpe->spellings[id].begin < 0) return nullptr;
-  const Place& place = bpe->spellings[id];
+  if (id < 0 || id >= bpe->num_spellings || bpe->spellings()[id].begin < 0) return nullptr;
+  const Place& place = bpe->spellings()[id];
   *size = place.end - place.begin;
-  return bpe->text.data() + place.begin;
+  return bpe->text() + place.begin;
 }
 
 i64 aengine_bpe_encode(const Bpe* bpe, const u32* text, const i32* places, const i32* given, i64 count, i32* ids) {
