@@ -76,7 +76,7 @@ class BpeTables:
 
     @classmethod
     def of(cls, kernels: CpuKernels, block: NDArray[np.uint8]) -> BpeTables | None:
-        """Those whose `block` this is; None if it is something else."""
+        """Uses a `block`, which is mapped; None if it is something else."""
         place = block.ctypes.data
         return cls(kernels, place, block) if place % 8 == 0 and kernels.bpe_is(place, len(block)) else None
 
