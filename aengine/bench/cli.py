@@ -106,6 +106,7 @@ def build_parser(name: str = "aengine-bench") -> argparse.ArgumentParser:
     startup = commands.add_parser("startup", help="from the start of a process to its first token")
     startup.add_argument("--runs", type=int, default=3, help="(default: 3)")
     startup.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="(default: 128)")
+    startup.add_argument("--prompt", metavar="TEXT", help="a text in place of so many token ids")
     startup.set_defaults(run=_startup)
     add_engine_options(startup)
 
@@ -276,8 +277,10 @@ def _startup(options: argparse.Namespace, command: list[str]) -> int:
 
     with engine_config(options, options.shape) as (_, config):
         settings = {name: value for name, value in asdict(config).items() if value is not None}
-        results = measure_startup(settings, options.prompt_tokens, options.runs)
-    header = ("run", "interpreter s", "imports s", "ready s", "first token s", "exited s", "own MiB", "resident MiB", "torch")
+        prompt = options.prompt or [10 + i % 50 for i in range(options.prompt_tokens)]
+        results = measure_startup(settings, prompt, options.runs)
+    parts = ("modules take s", "weights s", "tokenizer s")
+    header = ("run", "interpreter s", "imports s", *parts, "ready s", "first token s", "exited s", "own MiB", "resident MiB", "torch")
     print(table(header, [(i + 1, *astuple(one)) for i, one in enumerate(results)]))
     if options.json:
         write_json(options.json, command, results)

@@ -92,10 +92,19 @@ async def cancel_to_free(engine: AsyncEngine, prompt: list[int], times: int = 20
 _PROGRAM = """
 import sys, time
 began = time.time()
-import json
+import json, logging, re
 import anyio
 from aengine import AsyncEngine, EngineConfig, SamplingParams
 imported = time.time()
+parts = {}
+
+def record(record):
+    if record.msg.startswith("loaded in"):
+        parts.update(re.findall(r"([a-z ]+) ([0-9.]+) s(?:,|$)", record.getMessage().partition(": ")[2]))
+    return True
+
+logging.getLogger("aengine").addFilter(record)
+logging.getLogger("aengine").setLevel(logging.INFO)
 
 async def main(settings, prompt):
     async with AsyncEngine(EngineConfig(**settings)) as engine:
@@ -108,6 +117,7 @@ async def main(settings, prompt):
     print(json.dumps({
         "began": began,
         "imported": imported,
+        "parts": {name.strip(): float(seconds) for name, seconds in parts.items()},
         "ready": ready,
         "first_token": first,
         "own_mib": int(sizes["RssAnon"].split()[0]) / 1024,
@@ -121,10 +131,13 @@ anyio.run(main, *json.loads(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class StartUp:
-    """Seconds after the start of the process, and its memory with the first token."""
+    """Seconds after the start of the process, but for three parts of it, and its memory with the first token."""
 
     interpreter: float  # until Python runs the program
     imported: float
+    modules: float  # of the engine: how long it imported what runs models
+    weights: float  # how long these, the configuration and the KV cache took
+    tokenizer: float  # how long it took, beside both
     ready: float  # the model is loaded
     first_token: float
     exited: float
@@ -133,11 +146,10 @@ class StartUp:
     torch: bool  # whether it was imported
 
 
-def measure_startup(settings: dict[str, object], prompt_tokens: int, runs: int) -> Sequence[StartUp]:
-    """`settings`: fields of `EngineConfig`. The first run may find cold file caches. Raises RuntimeError with the last line that a
-    failed run wrote."""
+def measure_startup(settings: dict[str, object], prompt: str | Sequence[int], runs: int) -> Sequence[StartUp]:
+    """`settings`: fields of `EngineConfig`. `prompt`: a text, or token ids. The first run may find cold file caches. Raises RuntimeError
+    with the last line that a failed run wrote."""
     results: list[StartUp] = []
-    prompt = [10 + i % 50 for i in range(prompt_tokens)]
     for _ in range(runs):
         start = time.time()
         done = subprocess.run([sys.executable, "-c", _PROGRAM, json.dumps([settings, prompt])], capture_output=True, text=True)
@@ -149,6 +161,9 @@ def measure_startup(settings: dict[str, object], prompt_tokens: int, runs: int) 
             StartUp(
                 interpreter=moments["began"] - start,
                 imported=moments["imported"] - start,
+                modules=moments["parts"]["modules"],
+                weights=moments["parts"]["weights and memory"],
+                tokenizer=moments["parts"]["tokenizer"],
                 ready=moments["ready"] - start,
                 first_token=moments["first_token"] - start,
                 exited=exited,

@@ -8,10 +8,11 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,11 +86,32 @@ def load_model(
 ) -> LoadedModel:
     """`check` is called between the parts of the work, and may raise to end it. `fail` is called, from any thread, with what makes it
     impossible that the runner goes on. Raises what `check` raises, `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
-    model_dir = resolve_model(config.model, config.revision, config.load_format)
-    check()
+    took: dict[str, float] = {}
+    with _timed(took, "all"):
+        model_dir = resolve_model(config.model, config.revision, config.load_format)
+        check()
+        loaded = _load(config, model_dir, check, fail, took)
+    parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in took.items() if name != "all")
+    _log.info("loaded in %.3f s: %s", took["all"], parts)
+    return loaded
+
+
+@contextmanager
+def _timed(took: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        took[name] = time.perf_counter() - start
+
+
+def _load(
+    config: EngineConfig, model_dir: Path, check: Callable[[], object], fail: Callable[[BaseException], object], took: dict[str, float]
+) -> LoadedModel:
+    """`took`: gets the seconds of its parts, of which the tokenizer is read beside the others."""
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
-        tokenizers_future = pool.submit(_read_tokenizers, config, model_dir)  # while weights are loaded: large vocabularies take long
+        tokenizers_future = pool.submit(_read_tokenizers, config, model_dir, took)  # while weights are loaded: large vocabularies take long
         text_future = pool.submit(text_digest, model_dir)
         ranks = start_ranks(config, model_dir, fail, check=check) if config.num_ranks > 1 else None  # they load while we import torch
         replicas = join_replicas(config, fail, check) if config.expert_parallel_size > 1 else None
@@ -97,7 +119,10 @@ def load_model(
         for others in (ranks, replicas):
             if others is not None:
                 on_failure.callback(others.close)
-        with paused_collection():  # a collection would traverse the many objects that imports create, again and again
+        with (
+            _timed(took, "modules"),
+            paused_collection(),
+        ):  # a collection would traverse the many objects that imports create, again and again
             # Imported here, in the step thread, since importing the engine needs none of it.
             from aengine.images.encoder import find_image_input, make_encoder
             from aengine.models.choice import default_pooling, implementation_of, is_encoder, labels_of, parameter_counts
@@ -113,7 +138,8 @@ def load_model(
                 tokenizers_future.result()  # what it raises ends the loading of weights
 
         check_all()
-        runner = ModelRunner(config, model_dir, warm=warm, check=check_all, ranks=ranks, replicas=replicas)
+        with _timed(took, "weights and memory"):
+            runner = ModelRunner(config, model_dir, warm=warm, check=check_all, ranks=ranks, replicas=replicas)
         on_failure.pop_all()  # the runner closes ranks and replicas
         try:
             tokenizer, compared = tokenizers_future.result()
@@ -190,10 +216,11 @@ def _kept_tables(config: EngineConfig, model_dir: Path) -> KeptTables | None:
     return None if cache is None or not file.is_file() else KeptTables(cache.tables_path(file), cache.check_room, cache.make_room)
 
 
-def _read_tokenizers(config: EngineConfig, model_dir: Path) -> tuple[Tokenizer | None, bool]:
+def _read_tokenizers(config: EngineConfig, model_dir: Path, took: dict[str, float]) -> tuple[Tokenizer | None, bool]:
     """The tokenizer of the model, if it has one, and whether that of the draft model was compared with it. Raises ModelLoadError, and
     ConfigError for a draft model with another vocabulary."""
-    tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens, kept=_kept_tables(config, model_dir))
+    with _timed(took, "tokenizer"):
+        tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens, kept=_kept_tables(config, model_dir))
     if config.speculative_model is None or tokenizer is None:
         return tokenizer, False
     draft_dir = resolve_model(config.speculative_model, None, config.load_format)

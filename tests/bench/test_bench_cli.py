@@ -186,12 +186,16 @@ def test_shapes_are_listed_and_exclude_a_model() -> None:
 def test_startup_counts_from_the_start_of_a_process(tmp_path: Path) -> None:
     arguments = ("--runs", "1", "--prompt-tokens", "8", "--json", str(tmp_path / "out.json"))
     lines = bench("startup", *MEMORY, *arguments).stdout.splitlines()
-    header = ("run", "interpreter s", "imports s", "ready s", "first token s", "exited s", "own MiB", "resident MiB", "torch")
+    parts = ("modules take s", "weights s", "tokenizer s")
+    header = ("run", "interpreter s", "imports s", *parts, "ready s", "first token s", "exited s", "own MiB", "resident MiB", "torch")
     assert lines[0].split() == " ".join(header).split()
     assert len(lines) == 2
     (figures,) = json.loads((tmp_path / "out.json").read_text())["figures"]  # the table rounds
     assert 0 < figures["interpreter"] < figures["imported"] < figures["ready"] < figures["first_token"] < figures["exited"]
     assert 0 < figures["own_mib"] < figures["resident_mib"]
+    loading = figures["ready"] - figures["imported"]
+    assert all(0 < figures[part] < loading for part in ("modules", "weights", "tokenizer"))
+    assert len(bench("startup", *MEMORY, "--runs", "1", "--prompt", "Hello world").stdout.splitlines()) == 2
 
 
 def test_serve_drives_an_aengine_server() -> None:
