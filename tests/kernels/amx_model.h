@@ -78,13 +78,19 @@ inline void amx_multiply_bf16(int sums, int x, int weights) {
   });
 }
 
-inline void amx_multiply_int8(int sums, int x, int weights) {
+template <class X, class Weight>
+void amx_multiply_int8(int sums, int x, int weights) {
   amx_multiply<int32_t>(sums, x, weights, [](int32_t sum, const uint8_t* row, auto word_of, int words) {
     for (int word = 0; word < words; word++) {
-      for (int i = 0; i < 4; i++) sum += (int32_t)row[4 * word + i] * (int8_t)word_of(word)[i];
+      for (int i = 0; i < 4; i++) sum += (int32_t)(X)row[4 * word + i] * (Weight)word_of(word)[i];
     }
     return sum;
   });
+}
+
+inline void amx_zero(int tile) {
+  amx_check(amx_model.configured);
+  memset(amx_model.bytes[tile], 0, sizeof amx_model.bytes[tile]);
 }
 
 inline void amx_release() { memset(&amx_model, 0, sizeof amx_model); }
@@ -93,9 +99,13 @@ inline void amx_release() { memset(&amx_model, 0, sizeof amx_model); }
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbusd
+#undef _tile_dpbsud
+#undef _tile_zero
 #define _tile_loadconfig amx_configure
 #define _tile_loadd amx_load
 #define _tile_stored amx_store
 #define _tile_dpbf16ps amx_multiply_bf16
-#define _tile_dpbusd amx_multiply_int8
+#define _tile_dpbusd amx_multiply_int8<uint8_t, int8_t>
+#define _tile_dpbsud amx_multiply_int8<int8_t, uint8_t>
+#define _tile_zero amx_zero
 #define _tile_release amx_release

@@ -1,15 +1,7 @@
 // Products by AMX with the model of its instructions, as a library of their own.
 #define AENGINE_AMX_MODEL "amx_model.h"
+#include "codes.cpp"
 #include "gemm.cpp"
-
-namespace aengine {
-
-template <class E>
-void multiply_codes(const Member&, const E*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&) {}
-template void multiply_codes(const Member&, const Bf16*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);
-template void multiply_codes(const Member&, const float*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);
-
-}  // namespace aengine
 
 using namespace aengine;
 

@@ -11,10 +11,11 @@ import cpu_reference
 import numpy as np
 import pytest
 import torch
+from test_cpu_codes import draw
 from torch import Tensor
 
 from aengine.kernels.cpu.compiler import SOURCES, Level
-from aengine.kernels.cpu.library import CpuKernels, load_level
+from aengine.kernels.cpu.library import CpuKernels, Workspace, load_level
 from aengine.kernels.cpu.ops import PackedLinear
 
 
@@ -43,6 +44,22 @@ def multiply(library: ctypes.CDLL, x: Tensor, weight: PackedLinear, rows: list[i
         *(listed, ctypes.c_int64(count), ctypes.c_void_p(out.data_ptr()), threads),
     )
     return out
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "group_size", "depth"), [("signed4", 64, 192), ("zeros4", 128, 256), ("int4", 192, 192), ("int8", 64, 200)]
+)
+def test_codes(library: ctypes.CDLL, portable: CpuKernels, kind: str, group_size: int, depth: int, listed: bool) -> None:
+    """In tiles, and where the last group is too short for them; of rows that lie apart, too."""
+    torch.manual_seed(group_size)
+    x = torch.randn(90, depth).bfloat16()
+    packed = cpu_ops.packed_linear(portable, [draw(kind, 200, depth, group_size)], dtype=torch.bfloat16, threads=1)
+    expected = cpu_ops.logits(Workspace(portable, 1), x, packed)
+    rows = [*range(0, 90, 2)] if listed else None
+    found = multiply(library, x, packed, rows)
+    torch.testing.assert_close(found, expected if rows is None else expected[rows], rtol=1e-5, atol=1e-4)
+    assert torch.equal(found[3:5], multiply(library, x[[6, 8]] if listed else x[3:5], packed))  # without tiles
 
 
 @pytest.mark.quick_cases(18)

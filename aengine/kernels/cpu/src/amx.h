@@ -23,6 +23,7 @@ struct Prepared {
 };
 
 #if defined(AENGINE_AMX_MODEL) || (defined(__AMX_BF16__) && defined(__AMX_INT8__))
+#define AENGINE_HAS_TILES 1
 
 struct AmxBf16Dot {
   using X = Bf16;

@@ -99,7 +99,7 @@ struct QuantisedStep {
   i32 zero;
 };
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(AENGINE_AMX_MODEL)
 // Quads of unsigned bytes with int8.
 struct QuadStep : QuantisedStep<Int8Values> {
   using QuantisedStep::QuantisedStep;
@@ -110,7 +110,14 @@ struct QuadStep : QuantisedStep<Int8Values> {
     memcpy(&word, x, sizeof word);
     return splat_word(word);
   }
-  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) {
+#if defined(__AVX512VNNI__)
+    return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#else
+    for (int i = 0; i < 32; i += 8) sum += (VecI)((w >> i) & 0xffu) * ((VecI)(x << (24 - i)) >> 24);
+    return sum;
+#endif
+  }
 };
 using ByteStep = QuadStep;
 #else
