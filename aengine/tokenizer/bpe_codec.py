@@ -97,19 +97,19 @@ class BpeTables:
         return None if place is None else ctypes.string_at(place, size.value).decode(errors="replace")
 
     def spellings(self) -> dict[str, int]:
-        """All tokens."""
+        """All tokens. No id is more than twice their number."""
         found: dict[str, int] = {}
-        for token_id in itertools.count():
-            if len(found) == self.count:
-                return found
+        for token_id in range(2 * self.count + 1):
             spelling = self.spelling(token_id)
             if spelling is not None:
                 found[spelling] = token_id
-        raise AssertionError
+                if len(found) == self.count:
+                    break
+        return found
 
     def encode(self, text: str, places: NDArray[np.int32], given: NDArray[np.int32]) -> list[int] | None:
-        """The ids of words, [count, 2] places in the characters of `text`; a word with `given` [count] >= 0 stands for that id. None: a
-        character has no token."""
+        """The ids of words, [count, 2] places in the characters of `text`; a word whose `given` [count] is not -1 stands for that id. None:
+        a character has no token."""
         points = text.encode("utf-32-le")
         ids = np.empty(len(points) + len(given), np.int32)
         count = self._kernels.bpe_encode(self._handle, points, address(places), address(given), len(given), address(ids))
@@ -160,7 +160,7 @@ class _Encoder:
             within = {key: _respelled(added[key], content) for key, content in spelled.items() if content}
             self._raw_token = re.compile("|".join(re.escape(token.content) for token in raw.values()))
         self._words = _Cutter(within, shape.pre_tokenizer, shape.encode_special_tokens)
-        self._cuts_at = None if within else _cuts_at(shape)
+        self._is_one_word = None if within else _one_word(shape)
 
     def places(self, text: str) -> list[tuple[int, int, int]]:
         """Where added tokens that are not normalized begin and end, and their ids."""
@@ -192,7 +192,7 @@ class _Encoder:
 
     def _cut(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """Yields for each text what `_Cutter.cut` does."""
-        if self._cuts_at is None or any(self._cuts_at in text for text in texts):
+        if self._is_one_word is None or not all(map(self._is_one_word, texts)):
             return self._words.cut(texts)
         return ((np.array([[0, len(text)]], np.int32), np.full(1, -1, np.int32)) for text in texts)
 
@@ -411,6 +411,8 @@ class KeptTables:
         try:
             said = json.dumps({"document": made.document, "beside": beside})
             save_file({_BLOCK: block}, writing, {"said": said})
+            with writing.open("rb") as written:
+                os.fsync(written.fileno())  # else its name may outlive its content
             os.rename(writing, self.path)
             self.make_room(self.path)
         except (OSError, SafetensorError):
@@ -484,11 +486,11 @@ def _normalizing(shape: tokenizers.Tokenizer) -> Callable[[str], str] | None:
     return lambda text: str(shape.normalizer.normalize_str(text))
 
 
-def _cuts_at(shape: tokenizers.Tokenizer) -> str | None:
-    """A text that others must have in them if they are to be cut. None: they may be cut anywhere."""
+def _one_word(shape: tokenizers.Tokenizer) -> Callable[[str], bool] | None:
+    """Whether nothing cuts a text. None: that is hard to tell."""
     steps = _steps(json.loads(shape.to_str())["pre_tokenizer"], "pretokenizers")
-    (pattern,) = [step.get("pattern", {}).get("String") for step in steps] if len(steps) == 1 else [None]
-    return pattern or None
+    patterns = [None if step.get("invert") else step.get("pattern", {}).get("String") for step in steps]
+    return (lambda text: text != "" and not any(pattern in text for pattern in patterns)) if all(patterns) else None
 
 
 def _respelled(token: AddedToken, content: str) -> AddedToken:

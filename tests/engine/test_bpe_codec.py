@@ -104,6 +104,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
     ),
     "nothing cuts": lambda: byte_level(),
     "spaces": lambda: sentence_piece(normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous")),
+    "spaces are left out": lambda: sentence_piece(normalizers.Replace("_", "▁"), pre_tokenizers.Split("▁", "removed", invert=True)),
     "space before": lambda: sentence_piece(normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])),
     "strips": lambda: sentence_piece(normalizers.Sequence([normalizers.Strip(), normalizers.Replace(" ", "▁")])),
 }
