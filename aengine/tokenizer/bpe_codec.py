@@ -489,8 +489,10 @@ def _normalizing(shape: tokenizers.Tokenizer) -> Callable[[str], str] | None:
 def _one_word(shape: tokenizers.Tokenizer) -> Callable[[str], bool] | None:
     """Whether nothing cuts a text. None: that is hard to tell."""
     steps = _steps(json.loads(shape.to_str())["pre_tokenizer"], "pretokenizers")
-    patterns = [None if step.get("invert") else step.get("pattern", {}).get("String") for step in steps]
-    return (lambda text: text != "" and not any(pattern in text for pattern in patterns)) if all(patterns) else None
+    patterns: list[str] = [step.get("pattern", {}).get("String") or "" for step in steps if not step.get("invert")]
+    return (
+        (lambda text: text != "" and not any(map(text.__contains__, patterns))) if len(patterns) == len(steps) and all(patterns) else None
+    )
 
 
 def _respelled(token: AddedToken, content: str) -> AddedToken:
