@@ -49,8 +49,6 @@ _COMPOSED = re.compile(
 _WORD = "\ue000"
 _WORD_ID = 0
 _BLOCK = "tables"
-
-
 Json = NDArray[np.uint8]
 """The bytes of a text in JSON."""
 
@@ -338,8 +336,6 @@ class BpeDocument:
         words = {"type": "WordLevel", "vocab": {_WORD: _WORD_ID}, "unk_token": _WORD}
         framed = {**common, "normalizer": None, "decoder": None, "post_processor": document.get("post_processor"), "model": words}
         encoding = tokenizers.Tokenizer.from_str(json.dumps(framed)).encode("a")
-        if encoding.special_tokens_mask.count(0) != 1:
-            return None
         place = encoding.special_tokens_mask.index(0)
         normalizer = document.get("normalizer") if _steps(document.get("normalizer"), "normalizers") else None
         _, pre_tokenizer = _cutting(document.get("pre_tokenizer")) or (False, None)
@@ -489,10 +485,10 @@ def _normalizing(shape: tokenizers.Tokenizer) -> Callable[[str], str] | None:
 def _one_word(shape: tokenizers.Tokenizer) -> Callable[[str], bool] | None:
     """Whether nothing cuts a text. None: that is hard to tell."""
     steps = _steps(json.loads(shape.to_str())["pre_tokenizer"], "pretokenizers")
-    patterns: list[str] = [step.get("pattern", {}).get("String") or "" for step in steps if not step.get("invert")]
-    return (
-        (lambda text: text != "" and not any(map(text.__contains__, patterns))) if len(patterns) == len(steps) and all(patterns) else None
-    )
+    patterns: list[str] = [step.get("pattern", {}).get("String") or "" for step in steps]
+    if not all(patterns) or any(step.get("invert") for step in steps):
+        return None
+    return lambda text: text != "" and not any(map(text.__contains__, patterns))
 
 
 def _respelled(token: AddedToken, content: str) -> AddedToken:
