@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import json
 import logging
+import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,7 @@ def build_parser(name: str = "aengine-bench") -> argparse.ArgumentParser:
     startup.add_argument("--runs", type=int, default=3, help="(default: 3)")
     startup.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="(default: 128)")
     startup.add_argument("--prompt", metavar="TEXT", help="a text in place of so many token ids")
+    startup.add_argument("--beside", metavar="COMMAND", help="another program, started in turns, of which the first output is timed")
     startup.set_defaults(run=_startup)
     add_engine_options(startup)
 
@@ -273,17 +275,24 @@ def _trace(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def _startup(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.probes import measure_startup
+    from aengine.bench.probes import OtherStart, measure_other_start, measure_startup
 
     with engine_config(options, options.shape) as (_, config):
         settings = {name: value for name, value in asdict(config).items() if value is not None}
         prompt = options.prompt or [10 + i % 50 for i in range(options.prompt_tokens)]
-        results = measure_startup(settings, prompt, options.runs)
+        others: list[OtherStart] = []
+        command_beside = shlex.split(options.beside or "")
+        results = measure_startup(
+            settings, prompt, options.runs, lambda: others.append(measure_other_start(command_beside)) if command_beside else None
+        )
     parts = ("modules take s", "weights s", "tokenizer s")
     header = ("run", "interpreter s", "imports s", *parts, "ready s", "first token s", "exited s", "own MiB", "resident MiB", "torch")
     print(table(header, [(i + 1, *astuple(one)) for i, one in enumerate(results)]))
+    if others:
+        print(f"\n{options.beside}")
+        print(table(("run", "first output s", "exited s", "resident MiB"), [(i + 1, *astuple(one)) for i, one in enumerate(others)]))
     if options.json:
-        write_json(options.json, command, results)
+        write_json(options.json, command, [*results, *others])
     return 0
 
 

@@ -14,10 +14,11 @@ import asyncio
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,9 +147,36 @@ class StartUp:
     torch: bool  # whether it was imported
 
 
-def measure_startup(settings: dict[str, object], prompt: str | Sequence[int], runs: int) -> Sequence[StartUp]:
-    """`settings`: fields of `EngineConfig`. `prompt`: a text, or token ids. The first run may find cold file caches. Raises RuntimeError
-    with the last line that a failed run wrote."""
+@dataclass(frozen=True, slots=True)
+class OtherStart:
+    """Seconds after the start of a process of another program, and the most memory that it had."""
+
+    first_output: float
+    exited: float
+    resident_mib: float
+
+
+def measure_other_start(command: Sequence[str]) -> OtherStart:
+    """Runs a program until its end. Raises RuntimeError for one that writes nothing or fails, and OSError."""
+    start = time.time()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        wrote = bool(process.stdout.read(1))
+        first_output = time.time() - start
+        process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        exited = time.time() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if not wrote or process.returncode:
+        raise RuntimeError(f"{command[0]} ended with exit code {process.returncode}" if wrote else f"{command[0]} wrote nothing")
+    return OtherStart(first_output, exited, used.ru_maxrss / 1024)
+
+
+def measure_startup(
+    settings: dict[str, object], prompt: str | Sequence[int], runs: int, after_each: Callable[[], object] = lambda: None
+) -> Sequence[StartUp]:
+    """`settings`: fields of `EngineConfig`. `prompt`: a text, or token ids. The first run may find cold file caches. `after_each` is called
+    after each run. Raises RuntimeError with the last line that a failed run wrote."""
     results: list[StartUp] = []
     for _ in range(runs):
         start = time.time()
@@ -172,6 +200,7 @@ def measure_startup(settings: dict[str, object], prompt: str | Sequence[int], ru
                 torch=moments["torch"],
             )
         )
+        after_each()
     return results
 
 

@@ -195,7 +195,15 @@ def test_startup_counts_from_the_start_of_a_process(tmp_path: Path) -> None:
     assert 0 < figures["own_mib"] < figures["resident_mib"]
     loading = figures["ready"] - figures["imported"]
     assert all(0 < figures[part] < loading for part in ("modules", "weights", "tokenizer"))
-    assert len(bench("startup", *MEMORY, "--runs", "1", "--prompt", "Hello world").stdout.splitlines()) == 2
+    other = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(0.1)'"
+    lines = bench("startup", *MEMORY, "--runs", "2", "--prompt", "Hello world", "--beside", other).stdout.splitlines()
+    assert (len(lines), lines[4]) == (8, other)
+    assert lines[5].split() == ["run", "first", "output", "s", "exited", "s", "resident", "MiB"]
+    first, exited, resident = map(float, lines[6].split()[1:])
+    assert 0 < first <= exited - 0.1
+    assert resident > 1
+    failed = bench("startup", *MEMORY, "--runs", "1", "--beside", "false", code=1)
+    assert "false wrote nothing" in failed.stderr
 
 
 def test_serve_drives_an_aengine_server() -> None:
