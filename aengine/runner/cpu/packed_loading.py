@@ -72,7 +72,7 @@ class WeightsCache:
     def tables_path(self, file: pathlib.Path) -> pathlib.Path:
         """Where the tables of a file with a tokenizer are, or will be. Raises OSError."""
         digest = _digest((_VERSION, VERSION, sources_digest(), _stamp(file)))
-        return self.folder / f"{_readable(file.resolve().parent)}-{digest}{TABLES_SUFFIX}"
+        return self.folder / f"{_readable(file.parent.resolve())}-{digest}{TABLES_SUFFIX}"
 
     def check_room(self, size: int) -> str | None:
         """Why a file of so many bytes cannot be written; None: it can."""
