@@ -205,7 +205,7 @@ from test_greedy import make_runner
 from test_packed_files import PROMPTS
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
 runner = make_runner(pathlib.Path(sys.argv[1]), weights_cache=sys.argv[2])
-print(Driver(runner).generate(PROMPTS, 8))
+sys.stdout.write(f"\\n{Driver(runner).generate(PROMPTS, 8)}\\n")  # at once: a thread logs to the same pipe
 runner.close()
 """
 
@@ -227,7 +227,7 @@ from test_greedy import make_runner
 from test_packed_files import PROMPTS
 sys.stdin.readline()
 runner = make_runner(pathlib.Path(sys.argv[1]), weights_cache=sys.argv[2])
-print(Driver(runner).generate(PROMPTS, 8))
+sys.stdout.write(f"\\n{Driver(runner).generate(PROMPTS, 8)}\\n")  # at once: a thread logs to the same pipe
 runner.close()
 """
 
