@@ -208,7 +208,7 @@ def _load_adapters(config: EngineConfig, runner: Runner, check: Callable[[], obj
     return tuple(infos)
 
 
-def _kept_tables(config: EngineConfig, model_dir: Path) -> KeptTables | None:
+def kept_tables(config: EngineConfig, model_dir: Path) -> KeptTables | None:
     """The file with the tables of a model's tokenizer; None: they are not kept."""
     from aengine.runner.cpu.packed_loading import WeightsCache  # imports what runs models, as above
 
@@ -220,11 +220,11 @@ def _read_tokenizers(config: EngineConfig, model_dir: Path, took: dict[str, floa
     """The tokenizer of the model, if it has one, and whether that of the draft model was compared with it. Raises ModelLoadError, and
     ConfigError for a draft model with another vocabulary."""
     with _timed(took, "tokenizer"):
-        tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens, kept=_kept_tables(config, model_dir))
+        tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens, kept=kept_tables(config, model_dir))
     if config.speculative_model is None or tokenizer is None:
         return tokenizer, False
     draft_dir = resolve_model(config.speculative_model, None, config.load_format)
-    draft = Tokenizer.find(draft_dir, kept=_kept_tables(config, draft_dir))
+    draft = Tokenizer.find(draft_dir, kept=kept_tables(config, draft_dir))
     if draft is None:
         return tokenizer, False
     difference = tokenizer.difference(draft)

@@ -1,4 +1,5 @@
-"""`aengine-pack`: the weights of a model in a file as the kernels of a CPU read them, before the first start that needs it."""
+"""`aengine-pack`: the weights of a model in a file as the kernels of a CPU read them, and the tables of its tokenizer in another one,
+before the first start that needs them."""
 
 from __future__ import annotations
 
@@ -39,9 +40,17 @@ def _run(given: argparse.Namespace) -> int:
     config = read_settings(engine_flags(given), os.environ).engine
     if config.num_ranks > 1:
         raise ConfigError.of("tensor_parallel_size", "ranks pack their parts at their first start")
+    from aengine.engine.loading import kept_tables
     from aengine.models.loading.hub import resolve_model
     from aengine.runner.cpu.packed_loading import pack_to_file
+    from aengine.tokenizer.tokenizer import Tokenizer
 
-    path, is_new = pack_to_file(config, resolve_model(config.model, config.revision, config.load_format))
+    model_dir = resolve_model(config.model, config.revision, config.load_format)
+    path, is_new = pack_to_file(config, model_dir)
+    tables = kept_tables(config, model_dir)
+    if tables is not None:
+        Tokenizer.find(model_dir, kept=tables)
+        if tables.path.is_file():  # else it is a tokenizer of another kind
+            print(f"{tables.path}: {tables.path.stat().st_size / 2**20:.1f} MiB, the tables of the tokenizer")
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, {'packed' if is_new else 'was there'}, and its checksum is right")
     return 0

@@ -16,7 +16,11 @@ def test_packs_once_and_checks(tmp_path: pathlib.Path, capsys: pytest.CaptureFix
     arguments = ["demo", "--weights-cache", str(tmp_path / "cache"), "--quantization", "int8"]
     assert main(arguments) == 0
     (path,) = (tmp_path / "cache").glob("*.weights")
-    assert capsys.readouterr().out.endswith(" MiB, packed, and its checksum is right\n")
+    (tables,) = (tmp_path / "cache").glob("*.tokens")
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tables}: ")
+    assert first.endswith(" MiB, the tables of the tokenizer")
+    assert last.endswith(" MiB, packed, and its checksum is right")
     assert main(arguments) == 0
     assert capsys.readouterr().out.endswith(" MiB, was there, and its checksum is right\n")
     content = bytearray(path.read_bytes())
