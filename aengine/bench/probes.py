@@ -93,18 +93,13 @@ async def cancel_to_free(engine: AsyncEngine, prompt: list[int], times: int = 20
 _PROGRAM = """
 import sys, time
 began = time.time()
-import json, logging, re
+import json, logging
 import anyio
 from aengine import AsyncEngine, EngineConfig, SamplingParams
 imported = time.time()
 parts = {}
 
-def record(record):
-    if record.msg.startswith("loaded in"):
-        parts.update(re.findall(r"([a-z ]+) ([0-9.]+) s(?:,|$)", record.getMessage().partition(": ")[2]))
-    return True
-
-logging.getLogger("aengine").addFilter(record)
+logging.getLogger("aengine").addFilter(lambda record: parts.update(getattr(record, "seconds", {})) or True)
 logging.getLogger("aengine").setLevel(logging.INFO)
 
 async def main(settings, prompt):
@@ -118,7 +113,7 @@ async def main(settings, prompt):
     print(json.dumps({
         "began": began,
         "imported": imported,
-        "parts": {name.strip(): float(seconds) for name, seconds in parts.items()},
+        "parts": parts,
         "ready": ready,
         "first_token": first,
         "own_mib": int(sizes["RssAnon"].split()[0]) / 1024,

@@ -92,7 +92,7 @@ def load_model(
         check()
         loaded = _load(config, model_dir, check, fail, took)
     parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in took.items() if name != "all")
-    _log.info("loaded in %.3f s: %s", took["all"], parts)
+    _log.info("loaded in %.3f s: %s", took["all"], parts, extra={"seconds": took})
     return loaded
 
 
@@ -119,10 +119,8 @@ def _load(
         for others in (ranks, replicas):
             if others is not None:
                 on_failure.callback(others.close)
-        with (
-            _timed(took, "modules"),
-            paused_collection(),
-        ):  # a collection would traverse the many objects that imports create, again and again
+        # A collection would traverse the many objects that imports create, again and again.
+        with _timed(took, "modules"), paused_collection():
             # Imported here, in the step thread, since importing the engine needs none of it.
             from aengine.images.encoder import find_image_input, make_encoder
             from aengine.models.choice import default_pooling, implementation_of, is_encoder, labels_of, parameter_counts
@@ -151,7 +149,7 @@ def _load(
         except BaseException:
             runner.close()
             raise
-    if tokenizer is not None:
+    if tokenizer is not None and tokenizer.has_chat_template:
         later = threading.Timer(SECONDS_BEFORE_TEMPLATE, tokenizer.compile_template)
         later.daemon = True
         later.start()

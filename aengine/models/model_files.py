@@ -1,5 +1,5 @@
-"""Files of a model: regular ones, mapped ones, and those that are JSON. And what a model is that cannot be loaded as it is: checkpoints in
-the formats of other programs, and models that generate no text.
+"""Files of a model: regular ones, mapped ones, those that are JSON, and those that are there whole or not at all. And what a model is that
+cannot be loaded as it is: checkpoints in the formats of other programs, and models that generate no text.
 
 Owns one sentence for each, which names what the files are and what to take instead. Imports no torch.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from aengine.api.errors import ModelLoadError
@@ -97,6 +100,29 @@ def require_regular(path: pathlib.Path) -> None:
 def mapped(file: BinaryIO) -> mmap.mmap:
     """A file that is not empty, mapped. What is written to it changes the memory alone: torch takes no arrays that cannot be written."""
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+@contextmanager
+def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Another name, under which the file is written that is then at `path`, on the disk and in one move; its name tells which process
+    writes. Nothing new is at `path`, nor under that name, where the block raises."""
+    writing = path.with_name(f"{path.name}.{threading.get_native_id()}.{os.getpid()}.writing")
+    try:
+        yield writing
+        _sync(writing, os.O_RDONLY)
+        os.rename(writing, path)
+        _sync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except BaseException:
+        writing.unlink(missing_ok=True)
+        raise
+
+
+def _sync(path: pathlib.Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

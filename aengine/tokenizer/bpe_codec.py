@@ -19,6 +19,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from aengine.api.dataclass import dataclass
 from aengine.api.outputs import TokenizedText
 from aengine.kernels.cpu.library import CpuKernels, address, built_kernels
 from aengine.kernels.warm_memory import map_file
+from aengine.models.model_files import whole_file
 from aengine.tokenizer.codecs import TokenizersCodec
 
 _CUTTING = frozenset(
@@ -244,7 +246,8 @@ class BpeCodec(TokenizersCodec):
         for token in tokens:
             known = self.token_id(token.content)
             self._added[self.vocab_size() if known is None else known] = token
-        self._prepare()
+        if tokens:
+            self._prepare()
 
     def added(self) -> dict[int, AddedToken]:
         return dict(self._added)
@@ -345,14 +348,17 @@ class BpeDocument:
 
 
 def read_bpe(path: Path, kernels: CpuKernels) -> BpeDocument | None:
-    """Reads a tokenizer.json; None where it is another kind of tokenizer. Raises OSError, and anything for a file that is not one."""
+    """Reads a tokenizer.json; None where it is another kind of tokenizer, or none at all. Raises OSError."""
     text = map_file(path.resolve())
     places = (ctypes.c_int64 * 4)()
     if not kernels.bpe_find(text.ctypes.data, len(text), places):
         return None
     (begin, begun), (ended, end) = sorted(((places[0], places[1]), (places[2], places[3])))
-    document = json.loads(b"null".join((text[:begin].tobytes(), text[begun:ended].tobytes(), text[end:].tobytes())))
-    return make_bpe(document, text[places[0] : places[1]], text[places[2] : places[3]], kernels)
+    try:
+        document = json.loads(b"null".join((text[:begin].tobytes(), text[begun:ended].tobytes(), text[end:].tobytes())))
+        return make_bpe(document, text[places[0] : places[1]], text[places[2] : places[3]], kernels)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
 
 
 def make_bpe(document: dict[str, Any], vocab: Json, merges: Json, kernels: CpuKernels) -> BpeDocument | None:
@@ -401,37 +407,34 @@ class KeptTables:
     def write(self, made: BpeDocument, beside: dict[str, Any]) -> None:
         """Writes it unless there is no room, or a folder that others cannot write to."""
         block = made.tables.block
-        writing = self.path.with_name(f"{self.path.name}.{threading.get_native_id()}.{os.getpid()}.writing")
-        if self.check_room(len(block)) is not None:
-            return
-        try:
-            said = json.dumps({"document": made.document, "beside": beside})
-            save_file({_BLOCK: block}, writing, {"said": said})
-            with writing.open("rb") as written:
-                os.fsync(written.fileno())  # else its name may outlive its content
-            os.rename(writing, self.path)
-            self.make_room(self.path)
-        except (OSError, SafetensorError):
-            writing.unlink(missing_ok=True)
+        if self.check_room(len(block)) is None:
+            with suppress(OSError, SafetensorError):
+                with whole_file(self.path) as writing:
+                    save_file({_BLOCK: block}, writing, {"said": json.dumps({"document": made.document, "beside": beside})})
+                self.make_room(self.path)
 
 
-def read_bpe_codec(path: Path, kept: KeptTables | None, library: Callable[[], TokenizersCodec]) -> BpeCodec | None:
-    """A codec for a tokenizer.json; None where it is another kind of tokenizer, or the file is not what it should be. `library` reads it
-    with the library, and says what is wrong. Raises OSError."""
+def read_bpe_codec(
+    kept: KeptTables | None,
+    make: Callable[[CpuKernels], tuple[BpeDocument, dict[str, Any]] | None],
+    library: Callable[[], TokenizersCodec],
+) -> tuple[BpeCodec, dict[str, Any]] | None:
+    """A codec with the tables that are kept, or with what is made, which is then kept; and what is told beside it. None where no kernels
+    are compiled, and for a tokenizer of another kind. `library`: as of `BpeCodec`. Raises what `make` raises."""
     kernels = built_kernels()
     if kernels is None:
         return None
     found = None if kept is None else kept.open(kernels)
+    made = make(kernels) if found is None else found
     try:
-        made = read_bpe(path, kernels) if found is None else found[0]
-        codec = None if made is None else made.codec(library)
-    except OSError:
-        raise
-    except Exception:
+        codec = None if made is None else made[0].codec(library)
+    except Exception:  # of a document that is none; the library raises bare Exception
+        codec = None
+    if made is None or codec is None:
         return None
-    if codec is not None and made is not None and found is None and kept is not None:
-        kept.write(made, {})
-    return codec
+    if kept is not None and found is None:
+        kept.write(*made)
+    return codec, made[1]
 
 
 def _cutting(pre_tokenizer: dict[str, Any] | None) -> tuple[bool, dict[str, Any] | None] | None:

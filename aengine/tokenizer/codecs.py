@@ -51,8 +51,9 @@ class TokenizersCodec:
 
     def split_special_tokens(self, split: bool) -> None:
         """Whether special tokens in a text are text. Before the first use."""
-        self._core.encode_special_tokens = split
-        self._prepare()
+        if self._core.encode_special_tokens != split:
+            self._core.encode_special_tokens = split
+            self._prepare()
 
     def add_tokens(self, tokens: Sequence[AddedToken]) -> None:
         """Makes what is no token yet one, with the next id; and tokens what they are said to be. Before the first use."""

@@ -17,9 +17,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.cpu.library import built_kernels
+from aengine.kernels.cpu.library import CpuKernels
 from aengine.models.gguf.gguf_file import GgufFile, LazyStrings, open_gguf
-from aengine.tokenizer.bpe_codec import KeptTables, make_bpe
+from aengine.tokenizer.bpe_codec import BpeDocument, KeptTables, make_bpe, read_bpe_codec
 from aengine.tokenizer.codecs import TokenizersCodec
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -92,32 +92,26 @@ class GgufTokenizer:
 
 def read_gguf_codec(path: Path, kept: KeptTables | None) -> tuple[TokenizersCodec, dict[str, str]] | None:
     """A codec, and what `read_tokenizer` tells beside the tokenizer. Returns and raises what that does otherwise."""
-    kernels = built_kernels()
-    found = None if kernels is None or kept is None else kept.open(kernels)
-    tokenizer: GgufTokenizer | None = None
 
-    def read_whole() -> TokenizersCodec:
-        again = (tokenizer, {}) if tokenizer is not None else read_tokenizer(path)
-        assert again is not None
-        return TokenizersCodec(again[0].whole())
+    def library() -> TokenizersCodec:  # reads the file again: until then a large vocabulary would take 100 MB
+        read = read_tokenizer(path)
+        assert read is not None
+        return TokenizersCodec(read[0].whole())
 
-    if found is not None:
-        codec = found[0].codec(read_whole)
-        return (codec or read_whole(), found[1])
-    read = read_tokenizer(path)
-    if read is None:
-        return None
-    tokenizer, named = read
-    made = None
-    if kernels is not None:
+    def make(kernels: CpuKernels) -> tuple[BpeDocument, dict[str, Any]] | None:
+        read = read_tokenizer(path)
+        if read is None:
+            return None
+        tokenizer, named = read
         vocab, merges = (np.frombuffer(json.dumps(part).encode(), np.uint8) for part in (tokenizer.vocabulary, tokenizer.merges))
         made = make_bpe(tokenizer.document, vocab, merges, kernels)
-    own = None if made is None else made.codec(read_whole)
-    if made is not None and own is not None and kept is not None:
-        kept.write(made, named)
-    whole = own or read_whole()
-    tokenizer = None  # a large vocabulary takes 100 MB; it is read again if it is needed
-    return whole, named
+        return None if made is None else (made, named)
+
+    own = read_bpe_codec(kept, make, library)
+    if own is not None:
+        return own
+    read = read_tokenizer(path)
+    return None if read is None else (TokenizersCodec(read[0].whole()), read[1])
 
 
 def read_tokenizer(path: Path) -> tuple[GgufTokenizer, dict[str, str]] | None:

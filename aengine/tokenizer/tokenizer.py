@@ -34,13 +34,14 @@ from aengine.api.runtime import imports_of
 from aengine.chat.formats import REASONING, ChatFormat
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
-from aengine.tokenizer.bpe_codec import KeptTables, read_bpe_codec
+from aengine.tokenizer.bpe_codec import BpeDocument, KeptTables, read_bpe, read_bpe_codec
 from aengine.tokenizer.caller_text import MAX_SECONDS, ControlTokens, TemplateTimeError
 from aengine.tokenizer.codecs import Codec, Detokenizer, TokenizersCodec, TransformersCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from aengine.kernels.cpu.library import CpuKernels
     from aengine.tokenizer.chat_template import ChatTemplate
 
 PIECE_CHARACTERS = 16384
@@ -378,8 +379,12 @@ def _read_codec(model_dir: Path, config: Mapping[str, Any], kept: KeptTables | N
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path} is not a tokenizer that can be read: {one_line(error)}") from error
 
-    own = read_bpe_codec(path, kept, read_whole)
-    return read_whole() if own is None else finished(own)
+    def make(kernels: CpuKernels) -> tuple[BpeDocument, dict[str, Any]] | None:
+        made = read_bpe(path, kernels)
+        return None if made is None else (made, {})
+
+    own = read_bpe_codec(kept, make, read_whole)
+    return read_whole() if own is None else finished(own[0])
 
 
 def _add_described(codec: TokenizersCodec, described: Mapping[str, Any]) -> None:

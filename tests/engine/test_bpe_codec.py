@@ -17,8 +17,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from aengine import ModelLoadError
 from aengine.kernels.cpu.library import load_kernels
-from aengine.tokenizer import bpe_codec
-from aengine.tokenizer.bpe_codec import _COMPOSED, BpeCodec, KeptTables, read_bpe_codec
+from aengine.tokenizer import bpe_codec, tokenizer
+from aengine.tokenizer.bpe_codec import _COMPOSED, BpeCodec, KeptTables, read_bpe, read_bpe_codec
 from aengine.tokenizer.codecs import TokenizersCodec
 from aengine.tokenizer.tokenizer import Tokenizer
 
@@ -246,9 +246,13 @@ def test_damaged_files_are_what_the_library_says(tmp_path: Path) -> None:
         place = draw.randrange(len(whole))
         data = whole[:place] if trial % 3 == 0 else whole[:place] + bytes([draw.randrange(256)]) + whole[place + (trial % 3 == 1) :]
         path.write_bytes(data)
-        own = read_bpe_codec(path, None, lambda: pytest.fail("nothing was asked of it"))
-        if own is None:
+        made = read_bpe(path, load_kernels())
+        found = (
+            None if made is None else read_bpe_codec(None, lambda _, made=made: (made, {}), lambda: pytest.fail("nothing is asked of it"))
+        )
+        if found is None:
             continue
+        own, _ = found
         library = TokenizersCodec(tokenizers.Tokenizer.from_file(str(path)))  # raises where it is no tokenizer
         assert own.vocabulary() == library.vocabulary(), data[place - 20 : place + 20]
         assert all(own.encode(text, True) == library.encode(text, True) for text in texts(8, 3))
@@ -275,7 +279,7 @@ def test_tables_that_are_kept_give_the_same(shape: str, tmp_path: Path, monkeypa
     first = Tokenizer.load(tmp_path, kept=kept)._codec
     assert made == [kept.path]
     assert [path.name for path in tmp_path.iterdir() if ".tokens" in path.name] == ["kept.tokens"]
-    monkeypatch.setattr(bpe_codec, "read_bpe", lambda *given: pytest.fail("the file is read again"))
+    monkeypatch.setattr(tokenizer, "read_bpe", lambda *given: pytest.fail("the file is read again"))
     mapped = Tokenizer.load(tmp_path, kept=kept)._codec
     assert isinstance(first, BpeCodec)
     assert isinstance(mapped, BpeCodec)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import threading
 import zlib
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from aengine.kernels.arrays import Array
 from aengine.kernels.cpu.ops import PackedLinear, PackedLinears
 from aengine.kernels.warm_memory import map_file
+from aengine.models.model_files import whole_file
 from aengine.models.sharding import sharded_spec
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
@@ -101,8 +101,7 @@ class PackedFile:
     def write(self, path: pathlib.Path, check: Callable[[], object] = lambda: None) -> None:
         """Writes the file to `path`, where nothing or another whole file is. `check` is called between pieces, and may raise to end it.
         Raises OSError, and what `check` raises; then there is nothing new at `path`."""
-        writing = path.with_name(f"{path.name}.{threading.get_native_id()}.{os.getpid()}.writing")
-        try:
+        with whole_file(path) as writing:
             descriptor = os.open(writing, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 end = self._places.end
@@ -112,14 +111,8 @@ class PackedFile:
                 _write_at(descriptor, text, end)
                 first = _MAGIC + np.array([end, len(text)], "<u8").tobytes() + blake2b(text, digest_size=16).digest()
                 _write_at(descriptor, first, 0)
-                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.rename(writing, path)
-            _sync_folder(path.parent)
-        except BaseException:
-            writing.unlink(missing_ok=True)
-            raise
 
 
 def open_packed(path: pathlib.Path, spec: ModelSpec, dtype: np.dtype[Any], shard: Shard) -> tuple[PackedWeights, dict[str, str]]:
@@ -257,11 +250,3 @@ def _write_at(descriptor: int, data: bytes | memoryview, at: int) -> None:
     while left:
         written = os.pwrite(descriptor, left, at)
         left, at = left[written:], at + written
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
