@@ -134,6 +134,12 @@ class PacedEngine(AsyncEngine):
     def __init__(self, max_num_seqs: int) -> None:
         super().__init__(EngineConfig(model=DEMO, max_num_seqs=max_num_seqs))
 
+    @property
+    def num_unread(self) -> int:
+        """How many tokens wait for their readers, here or in a door of the server: up to `max_unread_tokens` a stream."""
+        streams = self._check_serving().registry._streams
+        return sum(state.unread for state in set(streams.values()))
+
     def _load(self, core: EngineCore) -> LoadedModel:
         tokenizer = Tokenizer.load(resolve_model(DEMO))
         self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.num_seqs, core.edge.call_soon)

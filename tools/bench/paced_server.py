@@ -64,7 +64,7 @@ class Figures:
 
     seconds: float  # on time.monotonic
     cpu_seconds: float  # of all its threads, in the kernel too
-    tokens: int  # generated, and bare messages sent
+    tokens: int  # read of their streams, and bare messages sent
     under_way: int  # requests now, of which the engine holds pages, and bare calls
     lags: tuple[float, ...]  # milliseconds by which the event loop woke late, since this was last told
 
@@ -172,7 +172,9 @@ async def _run_server(pipe: Connection, make_engine: Callable[[], ServedEngine])
                     await consumers.enter_async_context(_consumers(engine, num_streams))
                 case Measure():
                     stats, cpu_seconds = engine.stats(), time.process_time()
-                    tokens, under_way = stats.completion_tokens + bare.num_sent, stats.running + stats.parked + bare.num_calls
+                    unread = engine.num_unread if isinstance(engine, PacedEngine) else 0
+                    tokens = stats.completion_tokens - unread + bare.num_sent
+                    under_way = stats.running + stats.parked + bare.num_calls
                     pipe.send(Figures(time.monotonic(), cpu_seconds, tokens, under_way, tuple(lags)))
                     lags.clear()
                 case Stop():

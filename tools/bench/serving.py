@@ -47,9 +47,11 @@ class TokenCost:
     """The least of several runs."""
 
     load: str
+    streams: int
     loop: str
     pace: float | None  # steps per second; None: as many as the event loop keeps up with
     microseconds: float  # of the server's CPU time per token
+    client_microseconds: float  # of the CPU time of the process that reads; 0 in process
     tokens_per_second: float
 
 
@@ -241,15 +243,21 @@ def _cost(before: Figures, after: Figures) -> float:
     return 1e6 * (after.cpu_seconds - before.cpu_seconds) / (after.tokens - before.tokens)
 
 
-async def token_costs(loop: str, options: argparse.Namespace) -> list[TokenCost]:
+async def token_costs(loop: str, count: int, options: argparse.Namespace) -> list[TokenCost]:
+    """Costs of `count` streams."""
     found: list[TokenCost] = []
-    for pace in (None, PACE):
-        runs: dict[str, list[TokenCost]] = {name: [] for name in LOADS}
+    for pace in options.paces:
+        runs: dict[str, list[TokenCost]] = {name: [] for name in options.loads}
         for _ in range(options.repeats):  # one after the other, so that what else the machine does is shared
-            for name, load in LOADS.items():
-                with paced_server(STREAMS, uvloop=loop == "uvloop") as server:
-                    before, after = await measure(server, load(STREAMS), STREAMS, pace, options.seconds)
-                runs[name].append(TokenCost(name, loop, pace, _cost(before, after), _rate(before, after)))
+            for name in options.loads:
+                cpu_times: list[float] = []
+                with paced_server(count, uvloop=loop == "uvloop") as server:
+                    before, after = await measure(
+                        server, LOADS[name](count), count, pace, options.seconds, on_measured=lambda: cpu_times.append(time.process_time())
+                    )
+                tokens = after.tokens - before.tokens
+                client = 0.0 if name == IN_PROCESS else 1e6 * (cpu_times[1] - cpu_times[0]) / tokens
+                runs[name].append(TokenCost(name, count, loop, pace, _cost(before, after), client, _rate(before, after)))
         found += [min(costs, key=lambda cost: cost.microseconds) for costs in runs.values()]
     return found
 
@@ -282,9 +290,11 @@ def _loops() -> Iterator[str]:
 
 async def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"tokens": [], "lateness": []}
-    for loop in _loops():
-        figures["tokens"] += await token_costs(loop, options)
-        figures["lateness"] += await lateness(loop, options)
+    for loop in options.loops or _loops():
+        for count in options.streams:
+            figures["tokens"] += await token_costs(loop, count, options)
+        if options.lateness:
+            figures["lateness"] += await lateness(loop, options)
     return figures
 
 
@@ -293,26 +303,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that one measurement takes (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement; the least counts (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--streams", type=int, nargs="+", default=[STREAMS], help="requests at a time (default: %(default)s)")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="(default: all)")
+    parser.add_argument("--loops", nargs="+", choices=("asyncio", "uvloop"), help="event loops of the server (default: those installed)")
+    parser.add_argument("--free", dest="paces", action="store_const", const=(None,), default=(None, PACE), help=f"not at {PACE:g} steps/s")
+    parser.add_argument("--no-lateness", dest="lateness", action="store_false", help="do not measure how late loop and health checks are")
     options = parser.parse_args()
     figures = asyncio.run(_measure_all(options))
     costs: list[TokenCost] = figures["tokens"]
-    base = {(cost.loop, cost.pace): cost.microseconds for cost in costs if cost.load == IN_PROCESS}
-    print(f"{STREAMS} requests: microseconds of the server's CPU time per token, and beyond that of reading in process")
-    rows = [
-        (
-            cost.load,
-            cost.loop,
-            cost.pace or "free",
-            cost.tokens_per_second,
-            cost.microseconds,
-            "" if cost.load == BARE else cost.microseconds - base[cost.loop, cost.pace],  # there is no engine in it
-        )
-        for cost in costs
-    ]
-    print(table(("load", "loop", "steps/s", "tokens/s", "us/token", "beyond"), rows))
-    print(f"\n{CROWD} streams at {PACE:g} steps/s: milliseconds that the event loop is late, and that a health check takes")
-    late = [(late.what, late.loop, late.tokens_per_second, late.p50, late.p99, late.most) for late in figures["lateness"]]
-    print(table(("", "loop", "tokens/s", "p50", "p99", "max"), late))
+    base = {(cost.streams, cost.loop, cost.pace): cost.microseconds for cost in costs if cost.load == IN_PROCESS}
+    print("microseconds of the server's CPU time per token, those beyond reading in process, and those of the client")
+    rows = []
+    for cost in costs:
+        in_process = None if cost.load == BARE else base.get((cost.streams, cost.loop, cost.pace))  # there is no engine in bare gRPC
+        beyond = "" if in_process is None else cost.microseconds - in_process
+        pace = cost.pace or "free"
+        rows.append((cost.load, cost.streams, cost.loop, pace, cost.tokens_per_second, cost.microseconds, beyond, cost.client_microseconds))
+    print(table(("load", "streams", "loop", "steps/s", "tokens/s", "us/token", "beyond", "client"), rows))
+    if options.lateness:
+        print(f"\n{CROWD} streams at {PACE:g} steps/s: milliseconds that the event loop is late, and that a health check takes")
+        late = [(late.what, late.loop, late.tokens_per_second, late.p50, late.p99, late.most) for late in figures["lateness"]]
+        print(table(("", "loop", "tokens/s", "p50", "p99", "max"), late))
     if options.json is not None:
         write_json(options.json, ["python", "-m", "tools.bench.serving", *sys.argv[1:]], figures)
 
