@@ -1,6 +1,6 @@
 """What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, how much
-things take that are remembered after their end, what waits for a reader, and how soon a thread gives up the GIL to another, which only
-programs change that own their process.
+things take that are remembered after their end, what waits for a reader and what one has read, and how soon a thread gives up the GIL to
+another, which only programs change that own their process.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import os
 import pathlib
 import sys
 import traceback
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, overload
 
 from aengine.api.errors import ModelLoadError
+from aengine.api.outputs import Token
 
 
 @contextmanager
@@ -173,6 +175,45 @@ class UnreadBuffer(Generic[ItemT]):
         if not self._lags:
             self._lags = True
             self._on_lag(True)
+
+
+class ReadTokens(Sequence[Token]):
+    """The tokens of one sequence that were read. Most are an id and a text, and are kept as these alone: objects that stay would have
+    Python's garbage collector look at all of them again and again."""
+
+    __slots__ = ("_index", "_others", "ids", "texts")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._others: dict[int, Token] = {}  # those that have more, by place
+        self.ids = array("i")
+        self.texts: list[str] = []
+
+    def append(self, token: Token) -> None:
+        if token.logprob is not None or token.finish_reason is not None or token.weights_version:
+            self._others[len(self.ids)] = token
+        self.ids.append(token.token_id)
+        self.texts.append(token.text)
+
+    def cut(self, length: int) -> None:
+        """Forget the tokens behind the first `length`."""
+        del self.ids[length:], self.texts[length:]
+        self._others = {place: token for place, token in self._others.items() if place < length}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Token: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Token]: ...
+
+    def __getitem__(self, place: int | slice) -> Token | list[Token]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self.ids))[place]]
+        place = range(len(self.ids))[place]
+        return self._others.get(place) or Token(self._index, self.ids[place], self.texts[place])
 
 
 def num_cores() -> int:

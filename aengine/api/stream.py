@@ -6,6 +6,7 @@ Knows nothing of where tokens come from: an engine in this process, a server, or
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from aengine.api.errors import EngineStateError, InvalidRequestError
 from aengine.api.outputs import NO_TOKEN, Completion, DraftUsage, FinishReason, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, RequestOptions
+from aengine.api.runtime import ReadTokens
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -34,13 +36,31 @@ def end_from_outside(index: int, reason: FinishReason) -> Token:
 
 
 class Event(Protocol):
-    """`anyio.Event`, or `asyncio.Event`, which costs less where the loop is known."""
+    """`anyio.Event`, or `asyncio.Event`, which costs less where the loop is asyncio's."""
 
     def set(self) -> object: ...
 
     def is_set(self) -> bool: ...
 
     async def wait(self) -> object: ...
+
+
+class _AsyncioWait:
+    """What one task waits for on asyncio, again and again: a third of the cost of an `asyncio.Event` for every token."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        self._future = self._loop.create_future()
+        await self._future
 
 
 class StreamSource(ABC):
@@ -52,9 +72,11 @@ class StreamSource(ABC):
         request_id: str,
         params: SamplingParams,
         options: RequestOptions,
-        new_event: Callable[[], Event],
         open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
+        *,
+        on_asyncio: bool,
     ) -> None:
+        """`on_asyncio`: whether it is read in a loop of asyncio."""
         self._request_id = request_id
         self._open_fork = open_fork
         self.params = params
@@ -68,8 +90,9 @@ class StreamSource(ABC):
         self.loaded_prompt_tokens = 0
         self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.new_event = new_event
-        self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
+        self.on_asyncio = on_asyncio
+        self.new_event: Callable[[], Event] = asyncio.Event if on_asyncio else anyio.Event
+        self.ready = self.new_event()  # set when the prompt is tokenized and valid, or the request has ended
         self.error: BaseException | None = None  # comes after the unread tokens
         self.wants_receipt = options.receipt
         self.receipt_facts: Callable[[int], ReceiptFacts] | None = None  # by weights_version, where a receipt is asked for
@@ -182,7 +205,8 @@ class TokenStream:
     def __init__(self, source: StreamSource) -> None:
         self._source = source
         self._open = set(source.live_sequences)  # sequences whose end was not read
-        self._read: list[list[Token]] = [[] for _ in range(source.params.n)]  # by sequence
+        self._read = [ReadTokens(index) for index in range(source.params.n)]
+        self._changed: _AsyncioWait | None = None
         self._num_read = 0  # of all sequences, without ends that are no tokens; since the last `rewind`
         self._num_known = source.num_known_tokens  # before what was read
         self._cut: FinishReason | None = None  # why sequences have no end, where nothing more is read
@@ -324,7 +348,7 @@ class TokenStream:
         self._source = self._fork(to, params, 0, (), fields)
         self._source.waiter, old.waiter = old.waiter, None
         old.give_way(self._source)
-        del self._read[0][to - self._num_known :]
+        self._read[0].cut(to - self._num_known)
         self._num_read, self._open, self._cut, self._failed = 0, {0}, None, False
 
     def _fork(self, at: int | None, params: SamplingParams | None, index: int, then: Sequence[int], fields: OptionFields) -> StreamSource:
@@ -333,7 +357,7 @@ class TokenStream:
             raise InvalidRequestError.of("index", f"{index} is no sequence of the request that has tokens")
         if at is None:
             at = self._num_known if source.params.n == 1 else source.known_lengths[index]
-            at += sum(token.token_id >= 0 for token in self._read[index])
+            at += sum(token_id >= 0 for token_id in self._read[index].ids)
         params = source.params.of_sequence(index) if params is None else params.with_seed()
         forked = source.fork(ForkPoint(self.request_id, at, index, then), params, fields)
         forked.known_lengths = [at + len(then)] * params.n
@@ -412,7 +436,12 @@ class TokenStream:
         source = self._source
         if source.waiter is not None:
             raise EngineStateError(TWO_READERS)
-        changed = source.new_event()
+        if not source.on_asyncio:
+            changed: _AsyncioWait | anyio.Event = anyio.Event()
+        elif (known := self._changed) is not None:
+            changed = known
+        else:
+            changed = self._changed = _AsyncioWait()
         source.waiter = changed.set
         try:
             await changed.wait()
@@ -428,8 +457,8 @@ class TokenStream:
         last = tokens[-1] if tokens else None
         has_new_weights = last is not None and last.weights_version > 0  # it only grows
         return Completion(
-            text="".join([token.text for token in tokens]),
-            token_ids=tuple([token.token_id for token in tokens if token.token_id >= 0]),
+            text="".join(tokens.texts),
+            token_ids=tuple([token_id for token_id in tokens.ids if token_id >= 0]),
             finish_reason=(last.finish_reason if last is not None else None) or (self._cut if index in self._open else None),
             stop_reason=last.stop_reason if last is not None else None,
             usage=self.usage,

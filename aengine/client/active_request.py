@@ -64,7 +64,7 @@ class ActiveRequest(StreamSource):
         open_feed: Callable[[ActiveRequest], Feed],
         open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
     ) -> None:
-        super().__init__(request_id, params, options, asyncio.Event, open_fork)
+        super().__init__(request_id, params, options, open_fork, on_asyncio=True)
         self.acknowledged = False  # the server has begun it: the prompt is valid
         self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
         self._tokens: UnreadBuffer[Token] = UnreadBuffer(MAX_UNREAD_TOKENS, self._hold)

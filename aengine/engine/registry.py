@@ -235,6 +235,7 @@ class Registry:
             streams[key].add_pooled(pooled)
         ends = {finished.key: finished for finished in updates.finished}
         last = {key: i for i, key in enumerate(updates.keys)} if ends else {}  # a step may bring several tokens of a sequence
+        version, now = self.weights_version, time.monotonic()
         dropped: Counter[int] = Counter()  # tokens of a sequence behind its stop string
         for i, (key, token_id) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
             state = streams[key]
@@ -243,7 +244,7 @@ class Registry:
                 if state.params.logprobs is not None and updates.logprobs is not None:
                     logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
                 finished = ends.get(key) if last.get(key) == i else None
-                if not state.push(key, token_id, logprob, finished, self.weights_version):
+                if not state.push(key, token_id, logprob, finished, version, now):
                     dropped[key] += 1
             except BaseException as error:  # with stop strings its text is decoded here
                 state.fail(error)
@@ -292,7 +293,9 @@ class Registry:
         self._bound.enter_request([keys[index] for index in options.live_sequences(params.n)])  # before anything is done for it
         self._next_key = keys.stop
         drop, most_unread = functools.partial(self._edge.call_soon, self._drop), self._config.max_unread_tokens
-        state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, most_unread, self._post, drop, self._open_own_fork)
+        tokenizer, on_asyncio = self._loaded.tokenizer, self._edge.on_asyncio
+        functions = self._post, drop, self._open_own_fork
+        state = StreamState(keys, request_id, params, options, tokenizer, most_unread, *functions, on_asyncio=on_asyncio)
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(state.keys, state))
         waits = None if options.adapter is None else self._adapters.enter_request(options.adapter, state.key)

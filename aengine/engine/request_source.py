@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import numpy as np
@@ -42,19 +42,8 @@ from aengine.scheduler.plan import PooledStates, PromptImages, PromptLogprobs, T
 from aengine.scheduler.sequence import Finished
 from aengine.tokenizer.tokenizer import Tokenizer
 
-
-class _Unread(NamedTuple):
-    """The fields of a `Token`, in its order. `text` is None until it is decoded."""
-
-    sequence: int  # its index
-    token_id: int
-    text: str | None = None
-    logprob: float | None = None
-    rank: int | None = None
-    top_logprobs: Mapping[int, float] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    weights_version: int = 0
+_Unread = tuple[int, int, str | None, float | None, int | None, Mapping[int, float] | None, FinishReason | None, int | str | None, int]
+"""The fields of a `Token`, in its order; its text is None until it is decoded. A plain tuple is the cheapest of all that could wait."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,11 +77,13 @@ class StreamState(StreamSource):
         post: Callable[[Command], None],
         drop: Callable[[StreamState], object],
         open_fork: Callable[[RequestTokens, ForkPoint, SamplingParams, OptionFields], StreamState],
+        *,
+        on_asyncio: bool,
     ) -> None:
         """`keys`: one for each sequence, also for those that had ended. `tokenizer`: None for a model without one. `lag_limit`: unread
         tokens beyond which it lags. `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both
         callable from any thread."""
-        super().__init__(request_id, params, options, anyio.Event, self._open_own_fork)
+        super().__init__(request_id, params, options, self._open_own_fork, on_asyncio=on_asyncio)
         self.messages: Sequence[Mapping[str, Any]] = ()  # that its prompt was made of, where a session wants them
         self.tokens: RequestTokens | None = None  # once the prompt is known, of a request with output
         self.replaces: StreamState | None = None  # which ends when this one has begun, or has ended
@@ -104,7 +95,7 @@ class StreamState(StreamSource):
         self.pooled: NDArray[np.float64] | None = None  # [hidden_size], the sum of `PooledStates`
         self.token_states: list[TokenStates] = []  # in the order of the tokens
         self.submitted = False  # handed to the step thread, which will release it
-        self.released = anyio.Event()  # set when the engine has forgotten the request: its pages are free
+        self.released = self.new_event()  # set when the engine has forgotten the request: its pages are free
         self.markers: ReasoningMarkers | None = None  # set before its first token
         self._first_key = keys.start
         self._tokenizer = tokenizer if params.detokenize is not False else None
@@ -209,8 +200,11 @@ class StreamState(StreamSource):
         """Count drafts of `drafter` for one of the sequences, and how many of them were accepted."""
         self.drafts[drafter] = self.drafts.get(drafter, DraftUsage(drafter)).plus(num_drafts, num_accepted)
 
-    def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None, weights_version: int = 0) -> bool:
-        """A new token; `finished` if the sequence ends with it. False: it is behind a stop string, and dropped."""
+    def push(
+        self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None, weights_version: int, when: float
+    ) -> bool:
+        """A new token, which came at `when`, on time.monotonic; `finished` if the sequence ends with it. False: it is behind a stop
+        string, and dropped."""
         index = key - self._first_key
         if self._ended[index]:
             return False  # generated before the scheduler cancelled the sequence, or in the same step
@@ -221,7 +215,7 @@ class StreamState(StreamSource):
         stop_reason: int | str | None = None
         if finished is not None and finished.reason in _ENDED_BY_TOKEN:
             reason, stop_reason = finished.reason, finished.stop_token_id
-        if self.params.stop:  # these are decoded at once, so that the sequence stops however slow its reader is
+        if self._stop:  # these are decoded at once, so that the sequence stops however slow its reader is
             text = self._decode(index, token_id, reason)
             decoded = self._texts[index]
             if decoded is not None and decoded.stopped is not None:
@@ -235,14 +229,18 @@ class StreamState(StreamSource):
             if place.phase is not Phase.ANSWER:
                 self._places[index] = self.markers.behind(place, token_id)
                 self._count_reasoning()
-        self._last_token = time.monotonic()
+        self._last_token = when
         if self._first_token is None:
-            self._first_token = self._last_token
+            self._first_token = when
+        if reason is not None:
+            self._ended[index] = True
         if logprob is None:
-            self._append(_Unread(index, token_id, text, None, None, None, reason, stop_reason, weights_version))
+            self.items.append((index, token_id, text, None, None, None, reason, stop_reason, weights_version))
         else:
             of_logprobs = logprob.logprob, logprob.rank, logprob.top_logprobs
-            self._append(_Unread(index, token_id, text, *of_logprobs, reason, stop_reason, weights_version))
+            self.items.append((index, token_id, text, *of_logprobs, reason, stop_reason, weights_version))
+        if self.waiter is not None:
+            self.waiter()
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -253,7 +251,9 @@ class StreamState(StreamSource):
         if finished.error is not None:
             self.fail(finished.error)
         else:
-            self._append(_Unread(index, NO_TOKEN, finish_reason=finished.reason, weights_version=self._weights_version))
+            self._ended[index] = True
+            self.items.append((index, NO_TOKEN, None, None, None, None, finished.reason, None, self._weights_version))
+            self.notify()
 
     def fail(self, error: BaseException) -> None:
         """The request fails, and no other; its reader gets `error` after the unread tokens. KeyboardInterrupt and SystemExit are raised
@@ -293,11 +293,6 @@ class StreamState(StreamSource):
         for key in self.keys:
             self._post(Park(key, parked))
 
-    def _append(self, unread: _Unread) -> None:
-        self._ended[unread.sequence] = unread.finish_reason is not None
-        self.items.append(unread)
-        self.notify()
-
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
     def pop(self) -> Token | None:
@@ -305,15 +300,15 @@ class StreamState(StreamSource):
         unread = self.items.popleft()
         if unread is None:
             return None
-        index, token_id, text, logprob, rank, top_logprobs, reason, stop_reason, weights_version = unread
+        index, token_id, text, *others = unread
         if text is None:
             try:
-                text = self._decode(index, token_id, reason)
+                text = self._decode(index, token_id, unread[6])
             except BaseException as error:  # a decoder is a program of others
                 self.items.replace(())
                 self.fail(error)
                 return None
-        return Token(index, token_id, text, logprob, rank, top_logprobs, reason, stop_reason, weights_version)
+        return Token(index, token_id, text, *others)  # type: ignore[arg-type] # in their order
 
     def cancel(self) -> None:
         """From any thread, also in a destructor."""
@@ -353,8 +348,8 @@ class StreamState(StreamSource):
 
     def discard(self, indexes: Iterable[int]) -> None:
         self._ended = [True] * self.params.n
-        ends = [] if self.error is not None else [_Unread(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes]
-        self.items.replace(ends)
+        end = NO_TOKEN, "", None, None, None, FinishReason.CANCELLED, None, 0
+        self.items.replace([] if self.error is not None else [(index, *end) for index in indexes])
         self.notify()
 
     def new_text(self) -> OutputText | None:

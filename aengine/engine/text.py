@@ -41,7 +41,7 @@ from aengine.engine.requests import (
 )
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
-from aengine.tokenizer.codecs import Detokenizer
+from aengine.tokenizer.codecs import ByteDetokenizer, Detokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.tokenizer.vocabulary import TokenBytes
 
@@ -72,7 +72,7 @@ class OutputText:
 
     def __init__(
         self,
-        detokenizer: Detokenizer,
+        detokenizer: Detokenizer | ByteDetokenizer,
         *,
         stop: tuple[str, ...] | StopStrings = (),
         include_stop: bool = False,

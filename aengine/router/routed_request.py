@@ -64,7 +64,7 @@ class RoutedRequest(StreamSource):
     ) -> None:
         """`params`: with the defaults of the model; `sent`: as they were given, with the seed. `on_gone` is called when it has ended and no
         replica has pages for it."""
-        super().__init__(request_id, params, options, asyncio.Event, open_fork)
+        super().__init__(request_id, params, options, open_fork, on_asyncio=True)
         self._fleet = fleet
         self.progress = RequestProgress(sent, options, self.live_sequences)
         self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN

@@ -1,11 +1,13 @@
 """The libraries behind `Tokenizer`: `tokenizers`, and transformers for files that it cannot read. Owns how each is called, and how ids
-become text one at a time (`Detokenizer`).
+become text one at a time (`ByteDetokenizer`, `Detokenizer`).
 
 Knows nothing of files, chats or requests. A text may be anything that is Unicode; exceptions of a library are raised unchanged.
 """
 
 from __future__ import annotations
 
+import codecs
+import functools
 import itertools
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 
 from aengine.api.outputs import TokenizedText
 
@@ -170,6 +172,10 @@ class TokenizersCodec:
             return frozenset()  # the decoder does not read such tokens as bytes
         return frozenset(token_id for token in _BYTE_TOKENS if (token_id := self.token_id(token)) is not None)
 
+    def is_byte_level(self) -> bool:
+        """Whether the letters of every token stand for bytes, and a text is what the bytes of its tokens are as UTF-8."""
+        return isinstance(self._core.decoder, decoders.ByteLevel)
+
     def vocab_size(self) -> int:
         return self._core.get_vocab_size(with_added_tokens=True)
 
@@ -249,6 +255,9 @@ class TransformersCodec:
     def piece(self, token_id: int) -> str | None:
         return str(self._auto.convert_ids_to_tokens(token_id)) if token_id in self._known else None
 
+    def is_byte_level(self) -> bool:
+        return False
+
     def byte_ids(self) -> frozenset[int]:
         vocab = self._auto.get_vocab()
         return frozenset(vocab[token] for token in _BYTE_TOKENS if token in vocab)
@@ -272,11 +281,73 @@ def _masked(text: str, literals: Literals) -> str:
     return "".join((*parts, text[done:]))
 
 
+def byte_level_text(spelled: str) -> bytes:
+    """The bytes that the letters of a token of a byte-level vocabulary stand for. A token that was added may have letters beyond the
+    alphabet; decoders then take all of it as it is."""
+    alphabet = byte_level_alphabet()
+    text = [alphabet.get(character) for character in spelled]
+    return spelled.encode() if None in text else bytes(byte for byte in text if byte is not None)
+
+
+@functools.cache
+def byte_level_alphabet() -> dict[str, int]:
+    """The bytes that the letters of byte-level vocabularies stand for. Printable bytes are the characters of their code, the rest in their
+    order are those from 256 on (GPT-2's bytes_to_unicode)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(256)
+    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+
+
 def _byte_offsets(text: str) -> NDArray[np.int64]:
     """Where each character of `text` begins in UTF-8, and where the last one ends."""
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     return np.concatenate(([0], np.cumsum(lengths)))
+
+
+class ByteTexts(dict[int, str | bytes]):
+    """What each token of a byte-level vocabulary brings, for all sequences: a text, or bytes that are no whole characters. A token is read
+    when it first comes."""
+
+    def __init__(self, codec: Codec, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._codec = codec
+        self._skip_special_tokens = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        spelled = None if self._codec.omits(token_id, self._skip_special_tokens) else self._codec.piece(token_id)
+        content = byte_level_text(spelled or "")
+        try:
+            found: str | bytes = content.decode()
+        except UnicodeDecodeError:
+            found = content
+        self[token_id] = found
+        return found
+
+
+class ByteDetokenizer:
+    """Incremental decoding of one sequence of a byte-level vocabulary: an incomplete character is held back, and bytes that can be none
+    are U+FFFD. The pieces of `push` and the end of `flush` add up to what the decoder makes of the whole sequence."""
+
+    __slots__ = ("_decoder", "_holds", "_texts")
+
+    def __init__(self, texts: ByteTexts) -> None:
+        self._texts = texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False
+
+    def push(self, token_id: int) -> str:
+        """Adds an id (>= 0); returns the text that became whole, often empty inside a character."""
+        found = self._texts[token_id]
+        if not self._holds and isinstance(found, str):
+            return found
+        text = self._decoder.decode(found if isinstance(found, bytes) else found.encode())
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        """What was held back, as the full decoder writes it at the end of a sequence. Nothing changes by it."""
+        return self._decoder.getstate()[0].decode(errors="replace")
 
 
 class Detokenizer:

@@ -36,7 +36,7 @@ from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import require_regular
 from aengine.tokenizer.bpe_codec import BpeDocument, KeptTables, read_bpe, read_bpe_codec
 from aengine.tokenizer.caller_text import MAX_SECONDS, ControlTokens, TemplateTimeError
-from aengine.tokenizer.codecs import Codec, Detokenizer, TokenizersCodec, TransformersCodec
+from aengine.tokenizer.codecs import ByteDetokenizer, ByteTexts, Codec, Detokenizer, TokenizersCodec, TransformersCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,6 +77,7 @@ class Tokenizer:
         """`templates`: sources of chat templates by name; of none the model takes no chats. `named_tokens`: variables of these such as
         `bos_token`. `content_special_tokens`: those in the contents of chats are tokens, as those of the template are."""
         self._codec = codec
+        self._byte_texts = (ByteTexts(codec, False), ByteTexts(codec, True)) if codec.is_byte_level() else None  # by skip_special_tokens
         self._templates = templates or {}
         self._named_tokens = named_tokens or {}
         self._compiled: ChatTemplate | None = None
@@ -312,8 +313,10 @@ class Tokenizer:
         are not UTF-8 become U+FFFD."""
         return self._codec.decode(ids, skip_special_tokens)
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer | ByteDetokenizer:
         """Fresh incremental decoding of one sequence; its pieces add up to `decode` of the sequence."""
+        if self._byte_texts is not None:
+            return ByteDetokenizer(self._byte_texts[skip_special_tokens])
         codec = self._codec
         return Detokenizer(
             lambda ids: codec.decode(ids, skip_special_tokens),

@@ -18,9 +18,9 @@ from functools import cached_property
 
 from aengine.api.errors import InvalidRequestError
 from aengine.structured.grammars import GrammarCompiler, NotConcatenative, Vocabulary
+from aengine.tokenizer.codecs import REPLACEMENT, byte_level_text
 from aengine.tokenizer.tokenizer import Tokenizer
 
-REPLACEMENT = "\ufffd"
 _BEGUN = "."  # a text that others follow
 _TRIALS = 512  # random sequences whose text must be that of their tokens
 
@@ -71,26 +71,11 @@ def ids_within(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def _byte_level_texts(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> list[bytes] | None:
     """For vocabularies whose letters each stand for a byte (GPT-2 and its many heirs); None for others."""
-    alphabet = byte_level_alphabet()
     ids = {piece: token_id for token_id, piece in enumerate(pieces) if piece is not None}
     space, letter = ids.get("\u0120"), ids.get("a")  # the letter that stands for a space
     if space is None or letter is None or tokenizer.decode([letter, space, letter]) != "a a":
         return None
-    texts = []
-    for piece in pieces:
-        # A token that was added may have letters beyond the alphabet; the decoder then takes all of it as it is.
-        text = [alphabet.get(character) for character in piece or ""]
-        texts.append((piece or "").encode() if None in text else bytes(byte for byte in text if byte is not None))
-    return texts
-
-
-@functools.cache
-def byte_level_alphabet() -> dict[str, int]:
-    """The bytes that the letters of byte-level vocabularies stand for. Printable bytes are the characters of their code, the rest in their
-    order are those from 256 on (GPT-2's bytes_to_unicode)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = itertools.count(256)
-    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    return [byte_level_text(piece or "") for piece in pieces]
 
 
 def _decoded_texts(tokenizer: Tokenizer, pieces: Sequence[str | None], known: Sequence[int]) -> list[bytes]:
@@ -175,10 +160,7 @@ class TokenBytes:
         if token_id in tokenizer.byte_ids:
             return bytes.fromhex(piece[3:5])
         if self._is_byte_level:
-            alphabet = byte_level_alphabet()
-            if all(character in alphabet for character in piece):
-                return bytes(alphabet[character] for character in piece)
-            return piece.encode()
+            return byte_level_text(piece)
         # What the decoder adds behind another token: by itself many of them drop a space.
         anchor, before = self._anchor
         return tokenizer.decode([*anchor, token_id]).removeprefix(before).encode()

@@ -11,9 +11,9 @@ from gguf_files import gguf_bytes, stored
 
 from aengine.api.errors import ModelLoadError
 from aengine.tokenizer.bpe_codec import KeptTables
+from aengine.tokenizer.codecs import byte_level_alphabet
 from aengine.tokenizer.gguf import read_tokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
-from aengine.tokenizer.vocabulary import byte_level_alphabet
 
 SPACE = "\u2581"
 BYTES = [f"<0x{number:02X}>" for number in range(256)]

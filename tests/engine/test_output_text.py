@@ -29,7 +29,7 @@ def tokens_of(kind: str) -> list[int]:
     else:
         smile = []
     middle = len(ids) // 2
-    return [*ids[:middle], *smile[:2], *ids[middle:], *smile, *smile[2:]]
+    return [*ids[:middle], *smile[:2], *ids[middle:], *smile, *smile[2:], *smile[:2]]
 
 
 def decoded(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
