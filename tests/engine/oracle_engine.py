@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import anyio
 import anyio.lowlevel
 import numpy as np
-from hang_guard import HANG_SECONDS
+from hang_guard import HANG_SECONDS, let_others_run
 from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
 
 import aengine
@@ -299,8 +299,12 @@ def busy_worker(engine: AsyncEngine, *, size: int = 0, workers: Workers | None =
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop turn until `condition()` holds."""
     with anyio.fail_after(HANG_SECONDS):
-        while not condition():
+        for _ in range(20):
+            if condition():
+                return
             await anyio.lowlevel.checkpoint()
+        while not condition():
+            await let_others_run()
 
 
 def idle(engine: AsyncEngine) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hang_guard import HANG_SECONDS
+from hang_guard import HANG_SECONDS, let_others_run
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, Completion, ConfigError, SamplingParams
@@ -356,7 +356,7 @@ async def test_watchers_are_told_of_what_tiers_keep(tmp_path: pathlib.Path, anyi
                         if change is not None:
                             told.update(change.added)
                             told.difference_update(change.removed)
-                        await anyio.lowlevel.checkpoint()
+                        await let_others_run()
 
             def of_prompt(number: int) -> set[int]:
                 chain = PageChain(4)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from hang_guard import HANG_SECONDS
+from hang_guard import HANG_SECONDS, let_others_run
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, step_with_the_loop, until
 from speculating import also_with_drafts, demo, drafts_everywhere
 
@@ -494,7 +494,7 @@ class TestTiming:
             at_step = time.monotonic()
             with anyio.fail_after(HANG_SECONDS):
                 while time.monotonic() - at_step < 0.01:
-                    await anyio.lowlevel.checkpoint()
+                    await let_others_run()
             gate.open()
             await stream.__anext__()
             timing = stream.timing

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import anyio.lowlevel
+import anyio
 import pytest
-from hang_guard import HANG_SECONDS
+from hang_guard import HANG_SECONDS, let_others_run
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, EngineDeadError, EngineStateError, InsufficientMemoryError, ModelLoadError, SamplingParams
@@ -78,7 +78,7 @@ async def pids(num_ranks: int) -> dict[int, int]:
                 found.update({int(word.removeprefix("--rank=")): pid for word in command_of(pid) if word.startswith("--rank=")})
             if len(found) == num_ranks - 1:
                 return found
-            await anyio.lowlevel.checkpoint()
+            await let_others_run()
 
 
 async def works() -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 import torch
+from hang_guard import let_others_run
 from image_models import FAMILIES, Expected, Part, Reference, as_file, chat_of, picture
 from PIL import Image
 
@@ -160,7 +160,7 @@ async def test_preempted(reference: Find, anyio_backend: str) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(run_into, engine, chats, replace(GREEDY, max_tokens=24), outputs)
             while engine.stats().waiting < len(chats) or engine._started().registry.num_preparing:
-                await anyio.lowlevel.checkpoint()
+                await let_others_run()
             await engine.unpause()
         for output, wanted in zip(outputs, expected, strict=True):
             check(output, wanted)

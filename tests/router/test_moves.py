@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from cutting_proxy import cutting_proxy
 from fleets import Member, TestFleet, fleet
 from grpc_harness import serving
-from hang_guard import HANG_SECONDS
+from hang_guard import HANG_SECONDS, let_others_run
 from oracle_engine import StepGate, idle, until
 
 from aengine import (
@@ -353,7 +352,7 @@ class TestBlame:
             while many.router.request_info("poison") is not None:
                 stay = many.router._running().requests._streams["poison"]._stay
                 if stay is None or not stay.attempt.acknowledged:
-                    await anyio.lowlevel.checkpoint()
+                    await let_others_run()
                     continue
                 next(member for member in many.members if member.name == stay.attempt.replica.name).stop()
                 deaths += 1
