@@ -750,7 +750,9 @@ class StreamOptions(_message.Message):
     RESUMABLE_FIELD_NUMBER: _builtins.int
     RETAIN_FIELD_NUMBER: _builtins.int
     max_tokens_per_delta: _builtins.int
-    """Most tokens in one delta. 1 to 1024. Default: 1."""
+    """Most tokens in one delta. 1 to 1024. Default: 64. Tokens come together where a step brought several,
+    where max_delay has them wait, and where they could not be sent as soon as they were there.
+    """
     resumable: _builtins.bool
     """Whether the request continues when the connection is lost, so that ResumeGenerate can resume it.
     Cancelling the call, or its gRPC deadline, then ends the request only after `retain`; time_limit
@@ -1078,6 +1080,7 @@ class GenerationDelta(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     WEIGHTS_SPANS_FIELD_NUMBER: _builtins.int
     CHAT_EVENTS_FIELD_NUMBER: _builtins.int
+    TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     token_offset: _builtins.int
@@ -1112,6 +1115,12 @@ class GenerationDelta(_message.Message):
         its message. Empty unless asked for with OutputOptions.chat.
         """
 
+    @_builtins.property
+    def text_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many bytes of the text, as UTF-8, each of the new tokens brings; they add up to all of it. Empty
+        where all of it is that of the last token, and without OutputOptions.token_ids.
+        """
+
     def __init__(
         self,
         *,
@@ -1124,10 +1133,11 @@ class GenerationDelta(_message.Message):
         last: _builtins.bool = ...,
         weights_spans: _abc.Iterable[Global___WeightsSpan] | None = ...,
         chat_events: _abc.Iterable[Global___ChatEvent] | None = ...,
+        text_lengths: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_events", b"chat_events", "last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset", "weights_spans", b"weights_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_events", b"chat_events", "last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids", "token_offset", b"token_offset", "weights_spans", b"weights_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,7 +47,7 @@ MAX_TOKEN_IDS = 1 << 22
 """Of a prompt: a list of more has too many bytes for any server."""
 MAX_SECONDS = 315_576_000_000
 """About 10,000 years, which is all that a google.protobuf.Duration may hold."""
-MAX_NANOS, MAX_DELTA_TOKENS = 999_999_999, 1024
+MAX_NANOS, DEFAULT_DELTA_TOKENS, MAX_DELTA_TOKENS = 999_999_999, 64, 1024
 MAX_DELAY_SECONDS = 1.0
 MAX_RETAIN_SECONDS, DEFAULT_RETAIN_SECONDS = 600.0, 60.0
 MAX_EXTRA_CHARACTERS = 1 << 20
@@ -237,7 +237,7 @@ def _unicode(field: str, what: str) -> Iterator[None]:
 class StreamPolicy(NamedTuple):
     """How the events of a request are sent: the stream options with their defaults applied."""
 
-    delta_tokens: int = 1  # most in one delta
+    delta_tokens: int = DEFAULT_DELTA_TOKENS  # most in one delta
     delay_seconds: float = 0.0  # how long a token may wait for others
     retain_seconds: float = DEFAULT_RETAIN_SECONDS
 
@@ -289,7 +289,7 @@ def read_seconds(
 
 
 def read_stream_options(options: generation_pb2.StreamOptions, check: FieldChecks) -> StreamPolicy:
-    delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else 1
+    delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else DEFAULT_DELTA_TOKENS
     if not 1 <= delta_tokens <= MAX_DELTA_TOKENS:
         check.add_violation("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]")
     delay = read_seconds(options.max_delay, "spec.stream.max_delay", check, 0, MAX_DELAY_SECONDS)

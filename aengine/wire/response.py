@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, repeat
+from itertools import accumulate, chain, groupby, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -289,8 +289,14 @@ def read_drafts(messages: Iterable[messages.DraftUsage]) -> Iterator[DraftUsage]
     return (DraftUsage(one.drafter, one.steps, one.drafted, one.accepted) for one in messages)
 
 
+def write_text_lengths(texts: Sequence[str], delta: messages.GenerationDelta) -> None:
+    """Write how much of the text each token brings."""
+    if any(texts[:-1]):
+        delta.text_lengths.extend([len(text.encode()) for text in texts])
+
+
 def read_delta(delta: messages.GenerationDelta) -> list[Token]:
-    """At least one token; the text is that of the last one. Raises `ServerError`."""
+    """At least one token. Raises `ServerError`."""
     tokens = _read_tokens(delta)
     if delta.weights_spans:
         if sum(span.num_tokens for span in delta.weights_spans) != delta.num_tokens:
@@ -308,13 +314,20 @@ def _read_tokens(delta: messages.GenerationDelta) -> list[Token]:
         return [Token(index, NO_TOKEN, delta.text)]
     if len(ids) == 1 and not delta.HasField("logprobs"):  # nearly all of them
         return [Token(index, ids[0], delta.text)]
-    texts = [""] * (len(ids) - 1) + [delta.text]
+    texts = _texts_of(delta) if delta.text_lengths else [""] * (len(ids) - 1) + [delta.text]
     if not delta.HasField("logprobs"):
         return [Token(index, token_id, text) for token_id, text in zip(ids, texts, strict=True)]
     return [
         Token(index, token_id, text, known.logprob, known.rank, known.top_logprobs) if known else Token(index, token_id, text)
         for token_id, text, known in zip(ids, texts, read_logprobs(ids, delta.logprobs), strict=True)
     ]
+
+
+def _texts_of(delta: messages.GenerationDelta) -> list[str]:
+    text, ends = delta.text.encode(), list(accumulate(delta.text_lengths))
+    if len(ends) != len(delta.token_ids) or ends[-1] != len(text):
+        raise ServerError(f"a delta of {len(delta.token_ids)} tokens divides its {len(text)} bytes of text at {ends}", "DATA_LOSS")
+    return [text[start:end].decode(errors="replace") for start, end in pairwise([0, *ends])]
 
 
 def read_finish(finish: messages.Finish) -> tuple[FinishReason, int | str | None]:

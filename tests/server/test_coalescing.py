@@ -34,6 +34,7 @@ from aengine.v1.generation_pb2 import (
 )
 from aengine.v1.generation_service_pb2 import GenerateRequest, GenerateResponse, StreamGenerateRequest
 from aengine.wire.request import StreamPolicy
+from aengine.wire.response import read_delta
 
 pytestmark = pytest.mark.anyio
 
@@ -73,6 +74,8 @@ def check_stream(events: Sequence[GenerationEvent], most: int) -> None:
             assert delta.num_tokens or delta.text or delta.chat_events
             assert delta.token_offset == lengths.get(index, 0)
             assert len(delta.token_ids) in (0, delta.num_tokens)
+            assert sum(delta.text_lengths) in (0, len(delta.text.encode()))
+            assert len(delta.text_lengths) in (0, len(delta.token_ids))
             columns = delta.logprobs
             assert len(columns.logprobs) == len(columns.ranks)
             assert len(columns.logprobs) in (0, delta.num_tokens)
@@ -139,6 +142,11 @@ def scripts(draw: st.DrawFn) -> Script:
     return Script(num_sequences, pieces, top_k)
 
 
+def says(token: Token) -> bool:
+    """Whether there is a delta of it: the end from outside has one for text that was held back."""
+    return token.token_id >= 0 or token.text != ""
+
+
 def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool = True, token_ids: bool = True) -> list[GenerationEvent]:
     events: list[GenerationEvent] = []
 
@@ -177,6 +185,11 @@ def test_every_policy_folds_to_the_same_answer(script: Script, delta_tokens: int
         assert sequence.text == ("".join(token.text for token in mine) if text else "")
         assert list(sequence.token_ids) == ([token.token_id for token in known] if token_ids else [])
         assert sequence.num_tokens == len(known)
+        if token_ids:
+            read = [token for delta in deltas_of(events) if delta.sequence_index == index for token in read_delta(delta)]
+            assert [(token.token_id, token.text) for token in read] == [
+                (one.token_id, one.text if text else "") for one in mine if says(one)
+            ]
         assert list(sequence.logprobs.logprobs) == ([] if script.top_k is None else [token.logprob for token in known])
         tops = [token.top_logprobs or {} for token in known]
         assert list(sequence.logprobs.top_token_ids) == [token_id for top in tops for token_id in top]
@@ -190,22 +203,22 @@ def test_what_comes_together_goes_together(script: Script, delta_tokens: int) ->
     for piece in script.pieces:
         deltas = deltas_of(written([piece], delta_tokens))
         for index in {token.index for token in piece}:
-            count = sum(token.index == index for token in piece)
-            mine = [delta for delta in deltas if delta.sequence_index == index]
+            count = sum(token.index == index and token.token_id >= 0 for token in piece)
+            mine = [delta for delta in deltas if delta.sequence_index == index and delta.num_tokens]
             assert len(mine) <= -(-count // delta_tokens)
-            assert sum(delta.num_tokens for delta in mine) == sum(token.index == index and token.token_id >= 0 for token in piece)
+            assert sum(delta.num_tokens for delta in mine) == count
 
 
 # ---- what waits for what ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("delta_tokens", "sizes"), [(None, [1] * 7), (3, [3, 3, 1]), (1024, [7])])
+@pytest.mark.parametrize(("delta_tokens", "sizes"), [(None, [7]), (1, [1] * 7), (3, [3, 3, 1]), (1024, [7])])
 async def test_what_is_there_is_put_together(engine: FakeEngine, delta_tokens: int | None, sizes: list[int]) -> None:
     engine.script = tokens(*"abcdefg")
     async with serving(engine) as serve:
         request = stream_request(stream=policy(delta_tokens), output=OutputOptions(token_ids=True))
         events = await events_of(serve.generation.StreamGenerate(request))
-    check_stream(events, delta_tokens or 1)
+    check_stream(events, delta_tokens or 64)
     assert [delta.num_tokens for delta in deltas_of(events)] == sizes
     assert "".join(delta.text for delta in deltas_of(events)) == "abcdefg"
 

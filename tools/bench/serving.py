@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import importlib.util
 import json
 import sys
@@ -233,6 +234,10 @@ async def until_under_way(servers: Sequence[PacedServer], condition: Callable[[i
         under_way = sum([(await server.measure()).under_way for server in servers])
 
 
+def _note_cpu_time(cpu_times: list[float]) -> None:
+    cpu_times.append(time.process_time())
+
+
 def _rate(before: Figures, after: Figures) -> float:
     """Tokens per second."""
     return (after.tokens - before.tokens) / (after.seconds - before.seconds)
@@ -253,7 +258,7 @@ async def token_costs(loop: str, count: int, options: argparse.Namespace) -> lis
                 cpu_times: list[float] = []
                 with paced_server(count, uvloop=loop == "uvloop") as server:
                     before, after = await measure(
-                        server, LOADS[name](count), count, pace, options.seconds, on_measured=lambda: cpu_times.append(time.process_time())
+                        server, LOADS[name](count), count, pace, options.seconds, on_measured=functools.partial(_note_cpu_time, cpu_times)
                     )
                 tokens = after.tokens - before.tokens
                 client = 0.0 if name == IN_PROCESS else 1e6 * (cpu_times[1] - cpu_times[0]) / tokens

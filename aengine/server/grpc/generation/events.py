@@ -37,6 +37,7 @@ from aengine.wire.response import (
     write_finish,
     write_logprobs,
     write_sequence,
+    write_text_lengths,
     write_timing,
     write_usage,
     write_weights,
@@ -208,7 +209,7 @@ class EventWriter:
         """The delta of tokens of one sequence, of which only the last may end it; and that end."""
         last = run[-1]
         index, reason = last.index, last.finish_reason
-        num_tokens = len(run) - (last.token_id < 0)  # a closing token brings nothing but the end and text that was held back
+        num_tokens = len(run) if last.token_id >= 0 else 0  # a closing token brings nothing but the end and text that was held back
         text = ("".join([token.text for token in run]) if len(run) > 1 else last.text) if self._text else ""
         parsed = chat_events(self._parse(run)) if self._parse is not None else None
         if num_tokens or text or parsed:
@@ -223,6 +224,8 @@ class EventWriter:
                 delta.token_ids.extend([token.token_id for token in run[:num_tokens]])
             if text:
                 delta.text = text
+                if num_tokens > 1 and self._token_ids:
+                    write_text_lengths([token.text for token in run], delta)
             if parsed:
                 delta.chat_events.extend(parsed)
             if run[0].logprob is not None:
@@ -319,6 +322,8 @@ def _runs(tokens: Sequence[Token], most: int) -> Iterator[list[Token]]:
     """The tokens of each sequence together, at most so many, in an order in which nothing is late."""
     runs: dict[int, list[Token]] = {}
     for token in tokens:
+        if token.token_id < 0 and token.index in runs:  # the end from outside is none of the tokens
+            yield runs.pop(token.index)
         run = runs.setdefault(token.index, [])
         run.append(token)
         if len(run) == most or token.finish_reason is not None:
