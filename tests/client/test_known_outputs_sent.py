@@ -16,7 +16,7 @@ from speculation_cases import CONTEXT
 
 from aengine import AsyncEngine, InvalidRequestError
 from aengine.client import AsyncClient
-from aengine.v1.generation_pb2 import KnownOutput, StreamOptions
+from aengine.v1.generation_pb2 import KnownOutput
 from aengine.v1.generation_service_pb2 import GenerateRequest
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +55,7 @@ def spec_of(known: list[list[int] | None], **fields: Any) -> dict[str, Any]:
 
 async def test_events_count_the_whole_output(serve: Serving) -> None:
     fields = spec_of([[5, 6], None, []], output={"effective_params": True})
-    events = await events_of(serve.generation.StreamGenerate(stream_request(**fields, stream=StreamOptions(max_tokens_per_delta=1))))
+    events = await events_of(serve.generation.StreamGenerate(stream_request(**fields)))
     assert not events[0].started.effective_spec.known_outputs
     assert events[0].started.effective_spec.stopping.max_tokens == 6
     deltas = [event.delta for event in events if event.HasField("delta")]

@@ -32,6 +32,7 @@ from aengine.api.params import LogitsProcessor
 from aengine.engine import step_thread
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, GrammarMatcher
 from aengine.scheduler.plan import RowsFailed, StepPlan
+from aengine.tokenizer.codecs import ByteTexts
 
 pytestmark = pytest.mark.anyio
 
@@ -142,18 +143,27 @@ class BrokenCodec:
             raise self._error
         return str(self._codec.decode(ids, skip_special_tokens))
 
+    def piece(self, token_id: int) -> str | None:
+        if token_id == self._bad_id:
+            raise self._error
+        found: str | None = self._codec.piece(token_id)
+        return found
+
 
 @pytest.mark.quick_cases(4)
 @also_with_drafts
 @pytest.mark.parametrize("error", [ValueError("piece id is out of range"), Panic("piece id is out of range")])
 @pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["decoded when read", "decoded when generated"])
-@pytest.mark.parametrize("many", [False, True])
-async def test_text_that_cannot_be_decoded_fails_its_request_alone(stop: tuple[str, ...], error: BaseException, many: bool) -> None:
+@pytest.mark.parametrize(("many", "by_token"), [(False, True), (True, False)])
+async def test_text_that_cannot_be_decoded_fails_its_request_alone(
+    stop: tuple[str, ...], error: BaseException, many: bool, by_token: bool
+) -> None:
     async with OracleEngine() as engine:
         plain = {seed: SamplingParams(seed=seed, max_tokens=100, ignore_eos=True, detokenize=False) for seed in range(1, 6)}
         output = (await engine.generate([1, 2], plain.pop(1))).token_ids
         tokenizer: Any = engine.tokenizer
         tokenizer._codec = BrokenCodec(tokenizer._codec, bad_id := output[10], error)
+        tokenizer._byte_texts = (ByteTexts(tokenizer._codec, False), ByteTexts(tokenizer._codec, True)) if by_token else None
         broken = engine.stream([1, 2], SamplingParams(seed=1, max_tokens=100, ignore_eos=True, stop=stop, n=2))
         others = {seed: engine.stream([1], params) for seed, params in plain.items()}
         got: list[int] = []

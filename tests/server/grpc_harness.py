@@ -17,7 +17,7 @@ from hang_guard import HANG_SECONDS
 
 from aengine import Router
 from aengine.server.app import Server
-from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
+from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
@@ -67,7 +67,8 @@ async def _started(engine: Any, **config: Any) -> AsyncIterator[Server]:
 
 
 def text_spec(text: str = "Once", **fields: Any) -> GenerationSpec:
-    spec = GenerationSpec(**fields)
+    """With a delta for each token, unless `stream` says otherwise."""
+    spec = GenerationSpec(**{"stream": StreamOptions(max_tokens_per_delta=1), **fields})
     spec.prompt.text = text
     return spec
 

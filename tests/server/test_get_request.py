@@ -75,7 +75,7 @@ async def test_what_is_told_of_a_request_under_way(engine: FakeEngine) -> None:
 
 async def test_what_is_told_of_a_resumable_one(engine: FakeEngine) -> None:
     engine.script = tokens("a", "b")[:1]
-    request = stream_request(request_id="mine", stream=StreamOptions(resumable=True))
+    request = stream_request(request_id="mine", stream=StreamOptions(resumable=True, max_tokens_per_delta=1))
     async with serving(engine) as serve:
         call = serve.generation.StreamGenerate(request)
         for _ in range(2):
@@ -109,7 +109,7 @@ async def test_a_request_whose_prompt_is_being_prepared() -> None:
 
 async def test_the_states_of_a_request_in_their_order() -> None:
     steps = threading.Semaphore(0)
-    spec = GenerationSpec(stream=StreamOptions(resumable=True))
+    spec = GenerationSpec(stream=StreamOptions(resumable=True, max_tokens_per_delta=1))
     spec.prompt.token_ids.ids.extend([3, 1, 4])
     spec.sampling.seed, spec.stopping.max_tokens, spec.stopping.ignore_eos = 3, 300, True
     async with OracleEngine(max_unread_tokens=8) as engine, serving(engine) as serve:

@@ -37,7 +37,7 @@ ANYONE = Caller()
 
 
 def resumable(request_id: str | None = "mine", *, retain: float | None = None, **fields: Any) -> StreamGenerateRequest:
-    spec = text_spec(stream=StreamOptions(resumable=True), **fields)
+    spec = text_spec(stream=StreamOptions(resumable=True, max_tokens_per_delta=1), **fields)
     if retain is not None:
         spec.stream.retain.FromNanoseconds(round(retain * 1e9))
     return StreamGenerateRequest(spec=spec, request_id=request_id)
@@ -292,7 +292,7 @@ async def test_without_a_reader_the_request_parks_and_goes_on_when_one_comes() -
 
 
 def oracle_request() -> StreamGenerateRequest:
-    spec = GenerationSpec(output=OutputOptions(token_ids=True), stream=StreamOptions(resumable=True))
+    spec = GenerationSpec(output=OutputOptions(token_ids=True), stream=StreamOptions(resumable=True, max_tokens_per_delta=1))
     spec.prompt.token_ids.ids.extend([3, 1, 4])
     spec.sampling.seed, spec.stopping.max_tokens, spec.stopping.ignore_eos = 3, 300, True
     return StreamGenerateRequest(spec=spec, request_id="mine")

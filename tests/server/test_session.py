@@ -28,7 +28,6 @@ from aengine.v1.generation_service_pb2 import GenerateRequest
 
 pytestmark = pytest.mark.anyio
 
-ONE_BY_ONE = StreamOptions(max_tokens_per_delta=1)
 A_TOKEN = [Token(0, 10, "a")]
 
 
@@ -43,7 +42,7 @@ class TestMessages:
             third.push(tokens("b"))
             second.push(A_TOKEN * 2)
             ending = [(2**64 - 1, kind) for kind in ("delta", "sequence_finished", "finished")]
-            assert kinds(await client.read()) == [*ending, (8, "delta")]
+            assert kinds(await client.read()) == [*ending, (8, "delta"), (8, "delta")]
             client.call.cancel()
 
     async def test_the_events_of_a_tag_are_those_of_a_stream(self, engine: FakeEngine) -> None:
@@ -55,7 +54,7 @@ class TestMessages:
         engine.prompt_logprobs = (None, TokenLogprob(0, -0.5, 2, {1: -0.25}))
         output = OutputOptions(token_ids=True, prompt_logprobs=LogprobOptions(top_k=1), effective_params=True)
         async with serving(engine) as serve:
-            request = stream_request(request_id="r", output=output, stream=ONE_BY_ONE)
+            request = stream_request(request_id="r", output=output)
             streamed = [response.event async for response in serve.generation.StreamGenerate(request)]
             unary = await serve.generation.Generate(GenerateRequest(spec=request.spec, request_id="r"))
             client = SessionClient(serve)
@@ -87,7 +86,7 @@ class TestMessages:
         engine.script = tokens(*["x"] * 50)
         async with serving(engine) as serve:
             client = SessionClient(serve)
-            await client.say(opening(), *(submission(tag, stream_request(request_id=f"r{tag}", stream=ONE_BY_ONE)) for tag in range(10)))
+            await client.say(opening(), *(submission(tag, stream_request(request_id=f"r{tag}")) for tag in range(10)))
             sizes = []
             await client.call.done_writing()
             while (response := await client.read()) is not None:
@@ -102,7 +101,7 @@ class TestMessages:
         output = OutputOptions(logprobs=LogprobOptions(top_k=20))
         async with serving(engine) as serve:
             client = SessionClient(serve)
-            requests = (stream_request(request_id=f"r{tag}", output=output, stream=ONE_BY_ONE) for tag in range(200))
+            requests = (stream_request(request_id=f"r{tag}", output=output) for tag in range(200))
             await client.say(opening(0), *(submission(tag, request) for tag, request in enumerate(requests)))
             await until(lambda: len(engine.streams) == 200)
             await client.say(more_credit(1000))
