@@ -30,6 +30,8 @@ from tools.bench.paced_server import BARE_METHOD, BARE_SERVICE, PROMPT, Consume,
 
 PACE = 100.0
 """Steps per second, where they are paced."""
+OPENING_PACE = 5.0
+"""While streams are opened: a server that is busy with those it has takes few new ones in a turn of its loop."""
 STREAMS = 64
 CROWD = 256
 WARM_UP = 0.5
@@ -211,9 +213,10 @@ async def measure(
     `on_measured` is called with each."""
     await server.tell(Pace(None))
     await until_under_way([server], lambda number: number == 0)  # what is left of a load before
-    await server.tell(Pace(pace))
+    await server.tell(Pace(OPENING_PACE))
     async with load(server):
         await until_under_way([server], lambda number: number == count)
+        await server.tell(Pace(pace))
         await asyncio.sleep(warm_up)
         before = await server.measure()
         on_measured()
@@ -303,6 +306,10 @@ async def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
+def _pace(text: str) -> float | None:
+    return None if text == "free" else float(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.serving", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that one measurement takes (default: %(default)s)")
@@ -311,7 +318,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[STREAMS], help="requests at a time (default: %(default)s)")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="(default: all)")
     parser.add_argument("--loops", nargs="+", choices=("asyncio", "uvloop"), help="event loops of the server (default: those installed)")
-    parser.add_argument("--free", dest="paces", action="store_const", const=(None,), default=(None, PACE), help=f"not at {PACE:g} steps/s")
+    parser.add_argument("--paces", type=_pace, nargs="+", default=[None, PACE], help=f"steps per second, or free (default: free {PACE:g})")
     parser.add_argument("--no-lateness", dest="lateness", action="store_false", help="do not measure how late loop and health checks are")
     options = parser.parse_args()
     figures = asyncio.run(_measure_all(options))
