@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from aengine.api.receipt import Receipt, ReceiptFacts
 
+MOST_WAITING = 64
+"""Unread tokens that a reader who wants all of them waits for at a time."""
 TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
 
 
@@ -91,6 +93,7 @@ class StreamSource(ABC):
         self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.on_asyncio = on_asyncio
+        self.most_waiting = 1  # unread tokens that a reader who wants all may wait for, without the request being parked for them
         self.new_event: Callable[[], Event] = asyncio.Event if on_asyncio else anyio.Event
         self.ready = self.new_event()  # set when the prompt is tokenized and valid, or the request has ended
         self.error: BaseException | None = None  # comes after the unread tokens
@@ -401,7 +404,7 @@ class TokenStream:
         source = self._source
         with anyio.move_on_after(seconds):
             while source.unread < count and not source.finished:
-                await self._wait(cancels=False)
+                await self._wait(count, cancels=False)
 
     def attach(self, waiter: Callable[[], object] | None) -> None:
         """Have `waiter` called whenever there is something new to take, in place of a reading task; None ends that."""
@@ -430,9 +433,9 @@ class TokenStream:
             raise self._source.error
         return True
 
-    async def _wait(self, *, cancels: bool = True) -> None:
-        """For new tokens or the end. `cancels`: cancelling the reading task cancels the request. Raises `EngineStateError` where another
-        task waits."""
+    async def _wait(self, count: int = 1, *, cancels: bool = True) -> None:
+        """For something new, or for `count` unread tokens or the end. `cancels`: cancelling the reading task cancels the request. Raises
+        `EngineStateError` where another task waits."""
         source = self._source
         if source.waiter is not None:
             raise EngineStateError(TWO_READERS)
@@ -442,7 +445,12 @@ class TokenStream:
             changed = known
         else:
             changed = self._changed = _AsyncioWait()
-        source.waiter = changed.set
+
+        def note() -> None:
+            if source.unread >= count or source.finished:
+                changed.set()
+
+        source.waiter = changed.set if count == 1 else note
         try:
             await changed.wait()
         except BaseException:  # the reading task is cancelled
@@ -475,9 +483,11 @@ StreamProtocol = TokenStream  # the name from when each kind of engine had strea
 
 async def read_to_end(stream: TokenStream) -> Completion:
     """All of the stream. Cancelling the caller cancels the request."""
+    source = stream._source
     async with stream:
-        async for _ in stream:
-            pass
+        while not stream.ended:
+            if not stream.take_tokens():  # nobody sees a single token, so no task has to wake for each
+                await stream._wait(source.most_waiting)
         return stream.completion()
 
 

@@ -19,7 +19,7 @@ from aengine.api.params import SamplingParams
 from aengine.api.receipt import Receipt
 from aengine.api.request import ForkPoint, OptionFields, RequestOptions
 from aengine.api.runtime import UnreadBuffer
-from aengine.api.stream import StreamSource, end_from_outside
+from aengine.api.stream import MOST_WAITING, StreamSource, end_from_outside
 from aengine.v1 import generation_pb2
 from aengine.wire.response import read_delta, read_drafts, read_finish, read_logprobs, read_timing
 
@@ -65,6 +65,7 @@ class ActiveRequest(StreamSource):
         open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
     ) -> None:
         super().__init__(request_id, params, options, open_fork, on_asyncio=True)
+        self.most_waiting = MOST_WAITING
         self.acknowledged = False  # the server has begun it: the prompt is valid
         self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
         self._tokens: UnreadBuffer[Token] = UnreadBuffer(MAX_UNREAD_TOKENS, self._hold)

@@ -284,7 +284,8 @@ class ServerCalls(ABC):
         return int((await self._change(lambda admin: admin.UpdateWeights, request)).weights_version)
 
 
-EACH_TOKEN = StreamOptions()
+AS_THEY_COME = StreamOptions()
+"""Each token at once; those that are there together share a message."""
 FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
 """For `generate`, whose caller sees no single token."""
 
@@ -384,7 +385,7 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     def _open(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, fields: OptionFields, *, whole: bool
     ) -> ActiveRequest:
-        return self.open(prompt, params, RequestOptions.of(options, fields), FEW_MESSAGES if whole else EACH_TOKEN)
+        return self.open(prompt, params, RequestOptions.of(options, fields), FEW_MESSAGES if whole else AS_THEY_COME)
 
     async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
         link = self._running_link()
@@ -427,7 +428,7 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         prompt: Prompt,
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
-        delivery: StreamOptions = EACH_TOKEN,
+        delivery: StreamOptions = AS_THEY_COME,
     ) -> ActiveRequest:
         """What is behind a stream, for programs that pass tokens on, such as a router: submitted at once, read by `pop()` when its `waiter`
         was called. Whoever opens it cancels it or reads it to its end. Raises what `stream()` raises."""

@@ -34,7 +34,7 @@ from aengine.api.outputs import (
 from aengine.api.params import NEUTRAL, EmbeddingParams, SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, RequestOptions
 from aengine.api.runtime import UnreadBuffer
-from aengine.api.stream import StreamSource
+from aengine.api.stream import MOST_WAITING, StreamSource
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
 from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
@@ -87,6 +87,7 @@ class StreamState(StreamSource):
         self.messages: Sequence[Mapping[str, Any]] = ()  # that its prompt was made of, where a session wants them
         self.tokens: RequestTokens | None = None  # once the prompt is known, of a request with output
         self.replaces: StreamState | None = None  # which ends when this one has begun, or has ended
+        self.most_waiting = min(MOST_WAITING, lag_limit)
         self._new_fork = open_fork
         self.keys = [keys[index] for index in self.live_sequences]  # of the sequences that get tokens
         self.options = options

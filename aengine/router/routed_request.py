@@ -23,7 +23,7 @@ from aengine.api.receipt import ReceiptFacts
 from aengine.api.request import ForkPoint, NamedImage, OptionFields, RequestOptions
 from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
-from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
+from aengine.client.client import AS_THEY_COME, FEW_MESSAGES
 from aengine.router.fleet import Fleet
 from aengine.router.replica import Attempt, Replica
 from aengine.router.replica_load import ReplicaLoad
@@ -67,7 +67,7 @@ class RoutedRequest(StreamSource):
         super().__init__(request_id, params, options, open_fork, on_asyncio=True)
         self._fleet = fleet
         self.progress = RequestProgress(sent, options, self.live_sequences)
-        self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN
+        self._delivery = FEW_MESSAGES if few_messages else AS_THEY_COME
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._work: RoutedWork | None = None  # once the ids are known

@@ -166,6 +166,16 @@ async def test_generate_is_the_stream(both: Both) -> None:
     assert completion == stream.completion()
 
 
+@pytest.mark.parametrize("most", [1, 64])
+async def test_generate_reads_however_few_tokens_may_wait(side: str, most: int) -> None:
+    async with both_of(side, max_unread_tokens=most) as both:
+        with anyio.fail_after(HANG_SECONDS):
+            completion = await both.engine.generate([1], SamplingParams(seed=5, max_tokens=150, ignore_eos=True, n=2))
+            one = await both.engine.generate([1], SamplingParams(seed=6, max_tokens=150, ignore_eos=True))
+        assert [len(each.token_ids) for each in (completion, *completion.others)] == [150, 150]
+        assert list(one.token_ids) == both.oracle.solo(6)[0][:150]
+
+
 async def test_the_cached_part_of_a_prompt_is_told(both: Both) -> None:
     params = SamplingParams(seed=1, max_tokens=2, ignore_eos=True)
     prompt = list(range(20))
