@@ -260,7 +260,7 @@ class RecordedScheduler(Scheduler):
         self._most_events = EVENTS_PER_PLAN * (most_plans + 1)
         self._ended: dict[int, _Ended] = {}  # requests that ran in the ring, by key
         self._num_tokens = 0  # of these
-        self._live.on_release = self._keep
+        self._live.on_release.append(self._keep)
         shape = (config.max_num_seqs, max(1, config.state_pages))
         columns = -(-config.max_model_len // config.page_size)
         self._is_whole = True  # nothing was dropped

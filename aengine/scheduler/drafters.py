@@ -1,8 +1,9 @@
 """`Drafter`: what proposes tokens that may follow those of a sequence. The model then samples at all of their positions in one step
 (target verify), so a draft decides only how fast an output comes.
 
-`NgramDrafter` knows what followed the last tokens of a sequence when they came before, in its prompt or its output (prompt lookup). It owns
-an index of each row's n-grams; adding a token and looking one up take a time that does not grow with the length of a sequence.
+`NgramDrafter` knows what followed the last tokens of a sequence when they came before, in its prompt or its output (prompt lookup), or in
+those of a sequence that has ended. It owns an index of each row's n-grams; adding a token and looking one up take a time that does not grow
+with the length of a sequence.
 `ModelDrafter` stands for a smaller model, which runs beside the model in the runner. `BestOfBoth` takes n-grams where they are likely.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -41,8 +44,11 @@ NO_DRAFT = Draft(NO_INTS, DraftSource.NGRAM)
 class Drafter(Protocol):
     """Has a state for each row. Called by the scheduler, from its thread."""
 
-    def assign(self, row: int) -> None:
-        """The row is assigned to another sequence."""
+    def assign(self, row: int, group: Hashable) -> None:
+        """The row is assigned to another sequence. `group`: the sequences that may learn from each other, as their time tells."""
+
+    def release(self, row: int, tokens: IntArray) -> None:
+        """The sequence of the row has ended; `tokens` are all that it had, in memory of the caller's."""
 
     def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         """Up to `most` tokens that may follow `tokens`, all of the sequence so far, which begin with those of the call before. Also called
@@ -93,41 +99,91 @@ _LONGEST = 32  # of a match, in tokens: it need not be known more exactly
 _MOST_CANDIDATES = 8  # places that are compared, the latest first
 _LENGTHS, _LIKELY = (5, 9), (0.4, 0.6, 0.8)
 """Matches shorter than the first, than the second, and longer ones: how likely what follows them is taken to be right at first."""
+_MOST_PAST, _MOST_GROUPS = 1 << 15, 4
+"""Tokens of sequences that have ended, before the older half of them goes, and groups that have some: at most 30 MB in all."""
 _MOST_NEW = 4096  # tokens of a prompt that are indexed in one call, so that no step waits long for it
 
 
 class NgramDrafter:
-    """A `Drafter` that looks up the last tokens of a sequence in its prompt and output, and proposes what followed them there."""
+    """A `Drafter` that looks up the last tokens of a sequence in its prompt and output, and, where no long match is there, in those of the
+    latest sequences of its group that have ended. It proposes what followed them."""
 
     def __init__(self, vocab_size: int, max_rows: int) -> None:
         self._base = vocab_size
         self._indexes: list[_Index | None] = [None] * max_rows
-        self._acceptance = [Acceptance(likely) for likely in _LIKELY]
+        self._groups: list[Hashable] = [None] * max_rows
+        self._past: OrderedDict[Hashable, _Past] = OrderedDict()  # by group, the one that was added to last at the end
+        self._acceptance = [Acceptance(likely) for likely in (*_LIKELY, *_LIKELY)]  # of its own tokens, then of others'
         self._kinds = [0] * max_rows  # of the match of a row's latest draft, an index of these
 
-    def assign(self, row: int) -> None:
-        self._indexes[row] = None
+    def assign(self, row: int, group: Hashable) -> None:
+        self._indexes[row], self._groups[row] = None, group
+
+    def release(self, row: int, tokens: IntArray) -> None:
+        group = self._groups[row]
+        past = self._past.pop(group) if group in self._past else _Past(self._base)
+        past.add_sequence(tokens)
+        self._past[group] = past
+        if len(self._past) > _MOST_GROUPS:
+            self._past.popitem(last=False)
 
     def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         index = self._indexes[row]
         if index is None:
             index = self._indexes[row] = _Index(self._base)
         index.extend(tokens)
-        place, length = index.longest_match(tokens)
+        source = tokens
+        place, length = index.longest_match(tokens, tokens)
+        kind = bisect.bisect(_LENGTHS, length)
+        past = self._past.get(self._groups[row])
+        if past is not None and length < _LENGTHS[-1]:
+            for others, places in past.parts():
+                other_place, other_length = places.longest_match(others, tokens)
+                if other_length > length:
+                    source, place, length = others, other_place, other_length
+                    kind = len(_LIKELY) + bisect.bisect(_LENGTHS, length)
         if not length:
             return NO_DRAFT
-        kind = self._kinds[row] = bisect.bisect(_LENGTHS, length)
-        following = tokens[place : place + most].copy()
+        self._kinds[row] = kind
+        following = source[place : place + most].copy()
         if len(images := np.flatnonzero(following < 0)):  # what names one is no token that can be sampled
             following = following[: images[0]]
             if not len(following):
                 return NO_DRAFT
-        if len(following) < most:
+        if len(following) < most and source is tokens:
             following = np.resize(following, most)  # where they reach the end, they go on as they began
         return Draft(following, DraftSource.NGRAM, self._acceptance[kind].value)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         self._acceptance[self._kinds[row]].add_drafts(len(draft.token_ids), num_accepted)
+
+
+class _Past:
+    """The tokens of sequences that have ended, one sequence behind the other. A draft may run over the end of one; it is only wrong."""
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+        self._tokens = np.empty(_MOST_PAST, np.int32)
+        self._length = 0
+        self._index = _Index(base)
+        self._older: tuple[IntArray, _Index] | None = None
+
+    def add_sequence(self, tokens: IntArray) -> None:
+        """Add the last tokens of a sequence. Where there is no room, the older half of all goes."""
+        tokens = tokens[-_MOST_PAST // 2 :]
+        if self._length + len(tokens) > _MOST_PAST:
+            self._older = self._tokens[: self._length], self._index
+            self._tokens, self._length, self._index = np.empty(_MOST_PAST, np.int32), 0, _Index(self._base)
+        self._tokens[self._length : self._length + len(tokens)] = tokens
+        self._length += len(tokens)
+
+    def parts(self) -> Iterator[tuple[IntArray, _Index]]:
+        """The tokens, the latest first, and where their n-grams are."""
+        tokens = self._tokens[: self._length]
+        self._index.extend(tokens)
+        yield tokens, self._index
+        if self._older is not None:
+            yield self._older
 
 
 class _Index:
@@ -150,14 +206,15 @@ class _Index:
             earlier.append(latest.get(key, 0))
             latest[key] = place
 
-    def longest_match(self, tokens: IntArray) -> tuple[int, int]:
-        """The place in `tokens` behind the longest match of their end, of equal ones the latest, and its length; 0 if there is none."""
-        if len(tokens) < NGRAM:
+    def longest_match(self, tokens: IntArray, looked_up: IntArray) -> tuple[int, int]:
+        """The place in `tokens`, which were indexed, behind the longest match of the end of `looked_up`, of equal ones the latest, and its
+        length; 0 if there is none."""
+        if len(looked_up) < NGRAM:
             return 0, 0
-        a, b, c = tokens[-NGRAM:].tolist()
+        a, b, c = looked_up[-NGRAM:].tolist()
         place = self._latest.get((a * self._base + b) * self._base + c, 0)
         best = best_length = 0
-        end = tokens[: -_LONGEST - 1 : -1].tolist() if place else []
+        end = looked_up[: -_LONGEST - 1 : -1].tolist() if place else []
         for _ in range(_MOST_CANDIDATES):
             if not place or best_length == _LONGEST:
                 break
@@ -177,7 +234,10 @@ class ModelDrafter:
         self._source = source
         self._acceptance = Acceptance(0.6)
 
-    def assign(self, row: int) -> None:
+    def assign(self, row: int, group: Hashable) -> None:
+        pass
+
+    def release(self, row: int, tokens: IntArray) -> None:
         pass
 
     def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
@@ -196,9 +256,13 @@ class BestOfBoth:
         self._ngram = ngram
         self._model = model
 
-    def assign(self, row: int) -> None:
-        self._ngram.assign(row)
-        self._model.assign(row)
+    def assign(self, row: int, group: Hashable) -> None:
+        self._ngram.assign(row, group)
+        self._model.assign(row, group)
+
+    def release(self, row: int, tokens: IntArray) -> None:
+        self._ngram.release(row, tokens)
+        self._model.release(row, tokens)
 
     def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         looked_up = self._ngram.propose(row, tokens, most)

@@ -18,7 +18,7 @@ from aengine.scheduler.drafters import Acceptance, Draft, Drafter
 from aengine.scheduler.kv import Chunk, KVCacheManager
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable
-from aengine.scheduler.sequence import DraftCount
+from aengine.scheduler.sequence import DraftCount, Sequence
 
 MOST_BEHIND = 32
 """A row of which the draft model lacks more tokens gets no drafts in the step in which these are computed."""
@@ -149,12 +149,19 @@ class Drafts:
 
     def assign(self, row: int, primary: int | None) -> None:
         """The row is assigned to another sequence; as a fork, to one that shares the pages of the row `primary`."""
-        self._drafter.assign(row)
+        sequence = self._rows.sequences[row]
+        assert sequence is not None
+        request = sequence.request
+        self._drafter.assign(row, (request.tenant, request.cache_salt, request.adapter))
         self._lengths.assign(row)
         self._unused.pop(row, None)
         self._looks.hasten()
         if self._progress is not None:
             self._progress.assign(row, primary)
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence that has ended is about to lose its row."""
+        self._drafter.release(sequence.row, self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]])
 
     def follow_prompt(self, row: int, start: int, length: int) -> None:
         """In the step that is planned the model computes so many tokens of the row's prompt from position `start` on."""

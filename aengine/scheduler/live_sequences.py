@@ -60,7 +60,7 @@ class LiveSequences:
         self._kv_cache = kv_cache
         self._queue = queue
         self._sessions = sessions
-        self.on_release: Callable[[Sequence], object] = lambda sequence: None  # called before a sequence that ran loses its row
+        self.on_release: list[Callable[[Sequence], object]] = []  # called before a sequence that has ended loses its row
 
     def add_request(self, request: Request) -> None:
         """Makes the sequence of a request, which may have output already, and puts it into the waiting queue."""
@@ -157,7 +157,8 @@ class LiveSequences:
         self._queue.push(*self._kv_cache.stop(sequence))
 
     def release(self, sequence: Sequence) -> None:
-        self.on_release(sequence)
+        for on_release in self.on_release:
+            on_release(sequence)
         self.num_leaving -= 1
         request, rows, row = sequence.request, self._rows, sequence.row
         known = None if request.session is None else rows.tokens[row, : rows.num_known[row]].copy()

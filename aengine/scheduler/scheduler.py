@@ -53,9 +53,9 @@ class Scheduler:
         pinned = int(config.session_share * self._cache.usable)
         self._sessions = SessionPrefixes(self._cache, needs, clock, config.session_seconds, pinned)
         self._live = LiveSequences(config, self._rows, self._kv_cache, self._queue, self._sessions)
+        self._live.on_release += [self._drafts.release] if self._drafts is not None else []
         self._deadlines = Deadlines()
-        self._num_steps = 0
-        self._num_in_flight = 0
+        self._num_steps = self._num_in_flight = 0
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._sent = RowChanges()  # in the latest plan

@@ -182,7 +182,10 @@ class KnownDrafts:
                 for end in range(len(outcome.prompt_ids), len(ids)):
                     self._following[np.array(ids[:end], np.int32).tobytes()] = ids[end:]
 
-    def assign(self, row: int) -> None:
+    def assign(self, row: int, group: object = None) -> None:
+        pass
+
+    def release(self, row: int, tokens: object) -> None:
         pass
 
     def observe(self, *given: Any) -> None:

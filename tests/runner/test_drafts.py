@@ -82,7 +82,10 @@ class Drafts:
         self.rng = rng
         self.num_proposed = self.num_accepted = 0
 
-    def assign(self, row: int) -> None:
+    def assign(self, row: int, group: object = None) -> None:
+        pass
+
+    def release(self, row: int, tokens: object) -> None:
         pass
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:

@@ -46,7 +46,10 @@ class KnowingDrafter:
         self._truth_of = truth_of
         self._rng = rng
 
-    def assign(self, row: int) -> None:
+    def assign(self, row: int, group: object = None) -> None:
+        pass
+
+    def release(self, row: int, tokens: object) -> None:
         pass
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:

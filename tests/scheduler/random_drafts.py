@@ -22,8 +22,11 @@ class RandomDrafts:
         self._rng = rng
         self._known: dict[int, list[int]] = {}  # by row
 
-    def assign(self, row: int) -> None:
+    def assign(self, row: int, group: object = None) -> None:
         self._known[row] = []
+
+    def release(self, row: int, tokens: object) -> None:
+        pass
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         assert self._known[row][:num_tokens] == self._truth_of(row).tokens[:num_tokens].tolist()

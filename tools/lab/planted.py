@@ -38,8 +38,11 @@ class PlantedDrafter:
     def plant(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         self._known[_name(prompt)] = np.array([*prompt, *output], np.int32)
 
-    def assign(self, row: int) -> None:
+    def assign(self, row: int, group: object = None) -> None:
         self._of_rows.pop(row, None)
+
+    def release(self, row: int, tokens: object) -> None:
+        pass
 
     def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         if row not in self._of_rows:
@@ -68,9 +71,12 @@ class EditDrafter:
             document += edit
         self._documents[_name(prompt)] = np.array(document, np.int32)
 
-    def assign(self, row: int) -> None:
-        self._ngrams.assign(row)
+    def assign(self, row: int, group: object = None) -> None:
+        self._ngrams.assign(row, group)
         self._of_rows.pop(row, None)
+
+    def release(self, row: int, tokens: object) -> None:
+        pass
 
     def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         if row not in self._of_rows:
