@@ -304,7 +304,7 @@ class StreamState(StreamSource):
         index, token_id, text, *others = unread
         if text is None:
             try:
-                text = self._decode(index, token_id, unread[6])
+                text = self._decode(index, token_id, unread[6])  # its finish reason
             except BaseException as error:  # a decoder is a program of others
                 self.items.replace(())
                 self.fail(error)
