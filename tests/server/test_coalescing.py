@@ -142,11 +142,6 @@ def scripts(draw: st.DrawFn) -> Script:
     return Script(num_sequences, pieces, top_k)
 
 
-def says(token: Token) -> bool:
-    """Whether there is a delta of it: the end from outside has one for text that was held back."""
-    return token.token_id >= 0 or token.text != ""
-
-
 def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool = True, token_ids: bool = True) -> list[GenerationEvent]:
     events: list[GenerationEvent] = []
 
@@ -187,9 +182,8 @@ def test_every_policy_folds_to_the_same_answer(script: Script, delta_tokens: int
         assert sequence.num_tokens == len(known)
         if token_ids:
             read = [token for delta in deltas_of(events) if delta.sequence_index == index for token in read_delta(delta)]
-            assert [(token.token_id, token.text) for token in read] == [
-                (one.token_id, one.text if text else "") for one in mine if says(one)
-            ]
+            said = [(one.token_id, one.text if text else "") for one in mine if one.token_id >= 0 or (text and one.text)]
+            assert [(token.token_id, token.text) for token in read] == said
         assert list(sequence.logprobs.logprobs) == ([] if script.top_k is None else [token.logprob for token in known])
         tops = [token.top_logprobs or {} for token in known]
         assert list(sequence.logprobs.top_token_ids) == [token_id for top in tops for token_id in top]

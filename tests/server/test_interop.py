@@ -38,7 +38,8 @@ HEALTH = "grpc.health.v1.Health"
 DRAIN = f"{PACKAGE}.AdminService/Drain"  # has a test of its own: it ends the server
 TOKEN = "open-sesame"
 NUM_TOKENS = 4
-SPEC = {"prompt": {"text": "It was"}, "stopping": {"maxTokens": NUM_TOKENS, "ignoreEos": True}}
+ONE_BY_ONE = {"maxTokensPerDelta": 1}
+SPEC = {"prompt": {"text": "It was"}, "stopping": {"maxTokens": NUM_TOKENS, "ignoreEos": True}, "stream": ONE_BY_ONE}
 
 
 class Server:
@@ -176,7 +177,7 @@ def _session(method: str, caller: Caller, server: Server) -> None:
 def _resume_generate(method: str, caller: Caller, server: Server) -> None:
     request = StreamGenerateRequest()
     request.spec.prompt.text, request.spec.stopping.max_tokens, request.spec.stopping.ignore_eos = "It was", NUM_TOKENS, True
-    request.spec.stream.resumable = True
+    request.spec.stream.resumable, request.spec.stream.max_tokens_per_delta = True, 1
     first, *others = (response.event for response in server.generation.StreamGenerate(request))
     assert len(others) == NUM_TOKENS + 2
     token = base64.b64encode(first.started.resume_token).decode()
