@@ -190,7 +190,7 @@ class _BridgedSource(StreamSource):
     feed: _Feed
 
     def __init__(self, thread: LoopThread, params: SamplingParams, options: RequestOptions) -> None:
-        super().__init__(options.request_id or "", params, options, self._fork, on_asyncio=False)
+        super().__init__(options.request_id or "", params, options, self._fork, None)
         self._thread = thread
         self._tokens: deque[Token] = deque()  # `_Feed` bounds them, also while this loop is blocked
         self._num_read = 0  # since the last grant

@@ -32,8 +32,8 @@ class LoopEdge:
     def __init__(self) -> None:
         self._native = running_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # spawned; the loop itself holds them weakly
-        self.on_asyncio = hasattr(self._native, "call_soon_threadsafe")  # else on trio
-        self._schedule = self._native.call_soon_threadsafe if self.on_asyncio else self._native.run_sync_soon
+        self.loop: asyncio.AbstractEventLoop | None = self._native if hasattr(self._native, "call_soon_threadsafe") else None  # not trio's
+        self._schedule = self._native.run_sync_soon if self.loop is None else self.loop.call_soon_threadsafe
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
         """Run `function(*args)` in the loop, after whatever was handed over before. Does nothing once the loop is closed."""

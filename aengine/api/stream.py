@@ -48,20 +48,18 @@ class Event(Protocol):
 
 
 class _AsyncioWait:
-    """What one task waits for on asyncio, again and again: a third of the cost of an `asyncio.Event` for every token."""
+    """An event that one task waits for on asyncio: a third of the cost of `asyncio.Event`, of which every token would need one."""
 
-    __slots__ = ("_future", "_loop")
+    __slots__ = ("_future",)
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] | None = None
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[None] = loop.create_future()
 
     def set(self) -> None:
-        if self._future is not None and not self._future.done():
+        if not self._future.done():
             self._future.set_result(None)
 
     async def wait(self) -> None:
-        self._future = self._loop.create_future()
         await self._future
 
 
@@ -75,10 +73,9 @@ class StreamSource(ABC):
         params: SamplingParams,
         options: RequestOptions,
         open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
-        *,
-        on_asyncio: bool,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        """`on_asyncio`: whether it is read in a loop of asyncio."""
+        """`loop`: of asyncio, in which it is read; None on trio."""
         self._request_id = request_id
         self._open_fork = open_fork
         self.params = params
@@ -92,9 +89,9 @@ class StreamSource(ABC):
         self.loaded_prompt_tokens = 0
         self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.on_asyncio = on_asyncio
+        self.loop = loop
         self.most_waiting = 1  # unread tokens that a reader who wants all may wait for, without the request being parked for them
-        self.new_event: Callable[[], Event] = asyncio.Event if on_asyncio else anyio.Event
+        self.new_event: Callable[[], Event] = anyio.Event if loop is None else asyncio.Event
         self.ready = self.new_event()  # set when the prompt is tokenized and valid, or the request has ended
         self.error: BaseException | None = None  # comes after the unread tokens
         self.wants_receipt = options.receipt
@@ -209,7 +206,6 @@ class TokenStream:
         self._source = source
         self._open = set(source.live_sequences)  # sequences whose end was not read
         self._read = [ReadTokens(index) for index in range(source.params.n)]
-        self._changed: _AsyncioWait | None = None
         self._num_read = 0  # of all sequences, without ends that are no tokens; since the last `rewind`
         self._num_known = source.num_known_tokens  # before what was read
         self._cut: FinishReason | None = None  # why sequences have no end, where nothing more is read
@@ -439,12 +435,7 @@ class TokenStream:
         source = self._source
         if source.waiter is not None:
             raise EngineStateError(TWO_READERS)
-        if not source.on_asyncio:
-            changed: _AsyncioWait | anyio.Event = anyio.Event()
-        elif (known := self._changed) is not None:
-            changed = known
-        else:
-            changed = self._changed = _AsyncioWait()
+        changed = anyio.Event() if source.loop is None else _AsyncioWait(source.loop)
 
         def note() -> None:
             if source.unread >= count or source.finished:

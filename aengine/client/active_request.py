@@ -64,7 +64,7 @@ class ActiveRequest(StreamSource):
         open_feed: Callable[[ActiveRequest], Feed],
         open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
     ) -> None:
-        super().__init__(request_id, params, options, open_fork, on_asyncio=True)
+        super().__init__(request_id, params, options, open_fork, loop := asyncio.get_running_loop())
         self.most_waiting = MOST_WAITING
         self.acknowledged = False  # the server has begun it: the prompt is valid
         self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
@@ -77,7 +77,7 @@ class ActiveRequest(StreamSource):
         self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
         self._num_tokens = self.num_known_tokens  # that came
         self._arrival_time = time.time()  # in seconds
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._feed = open_feed(self)
 
     # ---- used by the stream --------------------------------------------------------------------------------------------

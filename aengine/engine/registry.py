@@ -293,9 +293,8 @@ class Registry:
         self._bound.enter_request([keys[index] for index in options.live_sequences(params.n)])  # before anything is done for it
         self._next_key = keys.stop
         drop, most_unread = functools.partial(self._edge.call_soon, self._drop), self._config.max_unread_tokens
-        tokenizer, on_asyncio = self._loaded.tokenizer, self._edge.on_asyncio
-        functions = self._post, drop, self._open_own_fork
-        state = StreamState(keys, request_id, params, options, tokenizer, most_unread, *functions, on_asyncio=on_asyncio)
+        tokenizer, functions = self._loaded.tokenizer, (self._post, drop, self._open_own_fork)
+        state = StreamState(keys, request_id, params, options, tokenizer, most_unread, *functions, self._edge.loop)
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(state.keys, state))
         waits = None if options.adapter is None else self._adapters.enter_request(options.adapter, state.key)

@@ -7,6 +7,7 @@ ends of sequences, stop strings, and when a reader lags. All methods are called 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,13 +78,12 @@ class StreamState(StreamSource):
         post: Callable[[Command], None],
         drop: Callable[[StreamState], object],
         open_fork: Callable[[RequestTokens, ForkPoint, SamplingParams, OptionFields], StreamState],
-        *,
-        on_asyncio: bool,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         """`keys`: one for each sequence, also for those that had ended. `tokenizer`: None for a model without one. `lag_limit`: unread
         tokens beyond which it lags. `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both
         callable from any thread."""
-        super().__init__(request_id, params, options, self._open_own_fork, on_asyncio=on_asyncio)
+        super().__init__(request_id, params, options, self._open_own_fork, loop)
         self.messages: Sequence[Mapping[str, Any]] = ()  # that its prompt was made of, where a session wants them
         self.tokens: RequestTokens | None = None  # once the prompt is known, of a request with output
         self.replaces: StreamState | None = None  # which ends when this one has begun, or has ended
@@ -233,15 +233,12 @@ class StreamState(StreamSource):
         self._last_token = when
         if self._first_token is None:
             self._first_token = when
-        if reason is not None:
-            self._ended[index] = True
         if logprob is None:
-            self.items.append((index, token_id, text, None, None, None, reason, stop_reason, weights_version))
+            unread: _Unread = index, token_id, text, None, None, None, reason, stop_reason, weights_version
         else:
             of_logprobs = logprob.logprob, logprob.rank, logprob.top_logprobs
-            self.items.append((index, token_id, text, *of_logprobs, reason, stop_reason, weights_version))
-        if self.waiter is not None:
-            self.waiter()
+            unread = index, token_id, text, *of_logprobs, reason, stop_reason, weights_version
+        self._append(index, unread, ends=reason is not None)
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -252,9 +249,8 @@ class StreamState(StreamSource):
         if finished.error is not None:
             self.fail(finished.error)
         else:
-            self._ended[index] = True
-            self.items.append((index, NO_TOKEN, None, None, None, None, finished.reason, None, self._weights_version))
-            self.notify()
+            end = index, NO_TOKEN, None, None, None, None, finished.reason, None, self._weights_version
+            self._append(index, end, ends=True)
 
     def fail(self, error: BaseException) -> None:
         """The request fails, and no other; its reader gets `error` after the unread tokens. KeyboardInterrupt and SystemExit are raised
@@ -294,6 +290,11 @@ class StreamState(StreamSource):
         for key in self.keys:
             self._post(Park(key, parked))
 
+    def _append(self, index: int, unread: _Unread, *, ends: bool) -> None:
+        self._ended[index] = ends
+        self.items.append(unread)
+        self.notify()
+
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
     def pop(self) -> Token | None:
@@ -301,15 +302,15 @@ class StreamState(StreamSource):
         unread = self.items.popleft()
         if unread is None:
             return None
-        index, token_id, text, *others = unread
+        index, token_id, text, logprob, rank, top_logprobs, reason, stop_reason, weights_version = unread
         if text is None:
             try:
-                text = self._decode(index, token_id, unread[6])  # its finish reason
+                text = self._decode(index, token_id, reason)
             except BaseException as error:  # a decoder is a program of others
                 self.items.replace(())
                 self.fail(error)
                 return None
-        return Token(index, token_id, text, *others)  # type: ignore[arg-type] # in their order
+        return Token(index, token_id, text, logprob, rank, top_logprobs, reason, stop_reason, weights_version)
 
     def cancel(self) -> None:
         """From any thread, also in a destructor."""

@@ -64,12 +64,12 @@ class RoutedRequest(StreamSource):
     ) -> None:
         """`params`: with the defaults of the model; `sent`: as they were given, with the seed. `on_gone` is called when it has ended and no
         replica has pages for it."""
-        super().__init__(request_id, params, options, open_fork, on_asyncio=True)
+        super().__init__(request_id, params, options, open_fork, loop := asyncio.get_running_loop())
         self._fleet = fleet
         self.progress = RequestProgress(sent, options, self.live_sequences)
         self._delivery = FEW_MESSAGES if few_messages else AS_THEY_COME
         self._on_gone = on_gone
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._work: RoutedWork | None = None  # once the ids are known
         self._stay: _Stay | None = None  # where its tokens come from
         self._hedge: _Stay | None = None  # where they may come from, too, as long as none has come

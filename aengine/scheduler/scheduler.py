@@ -53,11 +53,11 @@ class Scheduler:
         pinned = int(config.session_share * self._cache.usable)
         self._sessions = SessionPrefixes(self._cache, needs, clock, config.session_seconds, pinned)
         self._live = LiveSequences(config, self._rows, self._kv_cache, self._queue, self._sessions)
-        self._live.on_release += [self._drafts.release] if self._drafts is not None else []
+        if self._drafts is not None:
+            self._live.on_release.append(self._drafts.release)
         self._deadlines = Deadlines()
         self._num_steps = self._num_in_flight = 0
-        self._num_prompt_tokens = 0
-        self._num_cached_prompt_tokens = 0
+        self._num_prompt_tokens = self._num_cached_prompt_tokens = 0
         self._sent = RowChanges()  # in the latest plan
         self._lacking: Sequence | None = None  # was next in the latest plan, and found no pages
 

@@ -191,11 +191,18 @@ async def test_replicas_that_differ(
             open_streams.discard(number)
             left.discard(number)
             if made_by:
-                # What the replica has not told yet, or told before it died and another took its place, is no name of a model.
-                models = known.keys() & {load.generation_of(version) for load, version in made_by}
-                if not models:
-                    models = set([name for name, results in known.items() if is_part(found, results[index], whole)][:1])
-                (model,) = models
+                models = {load.generation_of(version) for load, version in made_by}
+                if (
+                    len(made_by) == 1 and not models & known.keys()
+                ):  # the replica has not told yet of the weights that it got, or died before
+                    (model,) = [name for name, results in known.items() if is_part(found, results[index], whole)][:1]
+                else:
+                    assert len(models) == 1, (
+                        [(load.name, version, load.generation_of(version)) for load, version in made_by],
+                        list(known),
+                        whole,
+                    )
+                    (model,) = models
                 assert is_part(found, known[model][index], whole), (index, case)
                 counts[model] += whole
 
