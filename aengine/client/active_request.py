@@ -76,6 +76,7 @@ class ActiveRequest(StreamSource):
         self._open = set(self.live_sequences)  # sequences whose end has not come
         self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
         self._num_tokens = self.num_known_tokens  # that came
+        self.first_version: int | None = None  # of the weights that made the first token that came here; None: none came
         self._arrival_time = time.time()  # in seconds
         self._loop = loop
         self._feed = open_feed(self)
@@ -194,6 +195,8 @@ class ActiveRequest(StreamSource):
         if index not in self._open or index in self._last:
             raise ServerError(f"a delta of sequence {index}, which has ended or is not one of the request's", "DATA_LOSS")
         tokens = read_delta(delta)
+        if self.first_version is None and tokens:
+            self.first_version = tokens[0].weights_version
         if delta.last:
             self._last[index] = tokens.pop()  # it is read together with its end, as in the engine
         self._num_tokens += len(tokens) + delta.last

@@ -340,6 +340,11 @@ class ReplicaLoad:
         self.generation = stats.fingerprint or f"{self._described}, weights {stats.weights_version}"
         self._generations[stats.weights_version] = self.generation
 
+    def saw_weights(self, version: int) -> None:
+        """A token came of weights that it has not told of: until it does, nothing can go on there that began elsewhere."""
+        if version not in self._generations:
+            self.generation = self.generation_of(version)
+
     def generation_of(self, version: int) -> str:
         """That a token of these weights came from. Of weights that the replica has not told of: what no other has."""
         return self._generations.get(version, f"weights {version} of {self.name}")

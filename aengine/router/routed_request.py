@@ -36,7 +36,7 @@ Tokenize = Callable[[], Awaitable[tuple[tuple[Sequence[int], Sequence[NamedImage
 class _Stay:
     """What comes of a request from one replica."""
 
-    __slots__ = ("attempt", "load", "num_before", "source", "weights_behind")
+    __slots__ = ("attempt", "generation", "load", "num_before", "source", "weights_behind")
 
     def __init__(self, attempt: Attempt, source: ActiveRequest, num_before: int) -> None:
         """`num_before`: tokens that the request had when it came there."""
@@ -44,6 +44,7 @@ class _Stay:
         self.source = source
         self.num_before = num_before
         self.load = attempt.replica.load
+        self.generation = self.load.generation  # for which it was chosen
         self.weights_behind = self.load.weights_behind
 
 
@@ -225,6 +226,10 @@ class RoutedRequest(StreamSource):
             if source.acknowledged and not attempt.acknowledged:
                 self._on_acknowledged(stay)
             if source.unread:
+                if self._has_other_weights(stay):
+                    source.discard(())
+                    self._on_stay_lost(stay, EngineStateError("the replica got other weights than those that the request goes on with"))
+                    return
                 self._on_first_token(stay)
         if source.finished:
             self._on_source_end(stay)
@@ -232,6 +237,15 @@ class RoutedRequest(StreamSource):
             self._on_stay_lost(stay, EngineStateError("the replica computes prompts alone, and this one is computed"))
         else:
             self.notify()
+
+    def _has_other_weights(self, stay: _Stay) -> bool:
+        """Whether the replica got other weights before it began with what another replica had begun, and the router was not told in time."""
+        version = stay.source.first_version
+        is_bound = self._made_by is not None or (stay is self._hedge and self._has_prompt_logprobs)
+        if version is None or not is_bound or stay.load.generation_of(version) == stay.generation:
+            return False
+        stay.load.saw_weights(version)
+        return True
 
     def _on_acknowledged(self, stay: _Stay) -> None:
         stay.attempt.acknowledge()

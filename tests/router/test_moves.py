@@ -221,6 +221,27 @@ class TestWeights:
             check_whole(many, tokens + await tokens_of(stream))
             assert new.engine.stats().completion_tokens == 9
 
+    async def test_a_replica_that_got_others_before_the_router_knew(self) -> None:
+        async with fleet(2) as many:
+            slow_down(*many.members)
+            stream = many.router.stream([1], LONG, request_id="x")
+            tokens = await tokens_of(stream, 5)
+            first = await many.member_of("x")
+            (new,) = many.others(first)
+            replica = many.router._parts.fleet.replicas[new.name]  # type: ignore[union-attr]
+            take, replica._take = replica._take, lambda report: None  # type: ignore[method-assign]
+            await new.engine.update_weights("new")
+            first.stop()
+            await until(lambda: new.engine.stats().completion_tokens)
+            await until(lambda: idle(new.engine))
+            assert many.versions()[new.name] == 0, "the router does not know"
+            replica._take = take  # type: ignore[method-assign]
+            await until(lambda: many.versions()[new.name] == 1)
+            await first.come_back()
+            tokens += await tokens_of(stream)
+            check_whole(many, tokens)
+            assert {token.weights_version for token in tokens} == {0}
+
     @pytest.mark.slow
     async def test_with_new_ones_where_the_router_has_replaced_them(self, tmp_path: Path) -> None:
         async with fleet(2, admin=tmp_path) as many:
