@@ -7,7 +7,7 @@ codes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -31,14 +31,18 @@ class QuantizedRows:
     shorter.
     """
 
-    codes: Numbers  # [rows, columns] int8, uint8 or float8_e4m3fn, contiguous columns; of 4 bits: uint8 below 16
+    codes: Numbers  # [rows, columns] int8, uint8 or float8_e4m3fn, contiguous columns; of fewer than 8 bits: uint8 below 2 ** bits
     scales: Numbers  # [rows, groups] float32
     group_size: int  # in columns; all of them for one scale per row
-    bits: int  # that a kernel keeps of a code: 4 or 8
+    bits: int  # that a kernel keeps of a code, at least: 2, 4, 6 or 8
     offsets: Numbers | None = None  # [rows, groups] float32: -zero_point * scale, or the minimum of a group; None: 0
     table: Numbers | None = None  # [2 ** bits] float32: the numbers of the codes (nf4, mxfp4); None: the codes are the numbers
     order: Numbers | None = None
     """[columns] int64: column c of this form is column order[c] of the model's matrix (act-order of GPTQ); None: the same."""
+    factors: Numbers | None = None
+    """[rows, factors] float32, each of as many groups: scales are whole multiples of them, -128 to 127 (K-quants); None: not known."""
+    offset_factors: Numbers | None = None
+    """As `factors`, of the offsets."""
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape
@@ -58,8 +62,16 @@ class QuantizedRows:
 
     def __getitem__(self, rows: slice | Array) -> QuantizedRows:
         """Some of the rows: those of a slice; of arrays also the [n] int64 ones in their order."""
-        offsets = None if self.offsets is None else self.offsets[rows]
-        return replace(self, codes=self.codes[rows], scales=self.scales[rows], offsets=offsets)
+        return self.of_rows(lambda numbers: numbers[rows])
+
+    def of_rows(self, change: Callable[..., Numbers], *others: QuantizedRows) -> QuantizedRows:
+        """What `change` makes of the codes of these rows and of the others', of their scales, and of whatever else belongs to rows; what
+        not all of them have is left out. `change` must do the same to the rows of each."""
+        found: dict[str, Any] = {}
+        for name in ("codes", "scales", "offsets", "factors", "offset_factors"):
+            numbers = [getattr(rows, name) for rows in (self, *others)]
+            found[name] = None if any(one is None for one in numbers) else change(*numbers)
+        return replace(self, **found)
 
     def columns(self, first: int, stop: int) -> QuantizedRows:
         """Columns [first, stop) of the model's matrix, on the borders of groups. Raises ValueError for others."""
@@ -71,13 +83,30 @@ class QuantizedRows:
         groups = slice(first // size, -(-stop // size))
         offsets = None if self.offsets is None else self.offsets[:, groups]
         codes = self.codes[:, first:stop]
-        return replace(self, codes=codes, scales=self.scales[:, groups], group_size=min(size, stop - first), offsets=offsets)
+        found = replace(self, codes=codes, scales=self.scales[:, groups], group_size=min(size, stop - first), offsets=offsets)
+        if self.factors is None:
+            return found
+        of_factor = columns // self.factors.shape[1]
+        if first % of_factor or stop % of_factor:
+            return replace(found, factors=None, offset_factors=None)
+        cut = slice(first // of_factor, stop // of_factor)
+        offset_factors = None if self.offset_factors is None else self.offset_factors[:, cut]
+        return replace(found, factors=self.factors[:, cut], offset_factors=offset_factors)
+
+    @property
+    def groups_per_factor(self) -> int:
+        """Groups that each factor is of; 0: there are no factors, or not of the offsets."""
+        if self.factors is None or (self.offsets is not None and self.offset_factors is None):
+            return 0
+        return int(self.scales.shape[1] // self.factors.shape[1])
 
     @property
     def nbytes(self) -> int:
         """Bytes that a kernel reads of them: the codes at their bits, and what belongs to the groups."""
-        extra: int = sum(numbers.nbytes for numbers in (self.scales, self.offsets) if numbers is not None)
-        return math.prod(self.shape) * self.bits // 8 + extra
+        scales: int = sum(numbers.nbytes for numbers in (self.scales, self.offsets) if numbers is not None)
+        if self.groups_per_factor:
+            scales = scales // 4 + sum(numbers.nbytes for numbers in (self.factors, self.offset_factors) if numbers is not None)
+        return math.prod(self.shape) * self.bits // 8 + scales
 
     def dequantized(self, dtype: np.dtype[Any] = FLOAT32) -> Array:
         """[rows, columns] of the dtype, in the order of the model's columns; in float32 it is what every kernel's product is compared with.
@@ -120,6 +149,52 @@ def numbers_of(rows: Rows, dtype: np.dtype[Any] = FLOAT32) -> Array:
 def int4_rows(codes: Numbers, scales: Numbers) -> QuantizedRows:
     """Codes [rows, columns] of (code - 8) * scale."""
     return QuantizedRows(codes, scales, INT4_GROUP, bits=4, offsets=-8.0 * scales)
+
+
+def in_one_format(parts: Sequence[QuantizedRows]) -> Sequence[QuantizedRows]:
+    """Parts of the same numbers whose codes have the bits of the widest of them, and groups of the smallest: q, k and v are often of two
+    GGUF types. They are given back as they are if they have one format, or one that codes of 8 bits cannot have."""
+    first = parts[0]
+    if all(
+        (part.bits, part.group_size, part.codes.dtype) == (first.bits, first.group_size, first.codes.dtype)
+        and equal(part.table, first.table)
+        for part in parts
+    ):
+        return parts
+    known = [_integers(part) for part in parts]
+    integers = [part for part in known if part is not None]
+    size, columns = math.gcd(*(part.group_size for part in parts)), first.shape[1]
+    if len(integers) < len(parts) or any(part.shape[1] != columns or columns % part.group_size for part in parts):
+        return parts
+    bits = max(part.bits for part in integers)
+    return [_finer(replace(part, bits=bits), part.group_size // size) for part in integers]
+
+
+def _integers(part: QuantizedRows) -> QuantizedRows | None:
+    """The rows with unsigned codes that stand for themselves. None: there are no such codes of 8 bits."""
+    if part.codes.dtype not in (np.uint8, np.int8):
+        return None
+    least, table = (-128, np.arange(-128, 128)) if part.codes.dtype == np.int8 else (0, part.table)
+    if table is None:
+        return part
+    least = int(table.min())
+    numbers = table - least
+    if not 0 <= -least <= 128 or float(numbers.max()) > 255 or bool((numbers != np.rint(numbers)).any()):
+        return None
+    codes = numbers.astype(np.uint8)[part.codes if part.table is not None else part.codes.view(np.uint8) ^ np.uint8(128)]
+    added = np.float32(least) * part.scales
+    offset_factors = None if part.factors is None or part.offsets is not None else np.float32(least) * part.factors
+    offsets = added if part.offsets is None else part.offsets + added
+    return replace(part, codes=codes, bits=8, table=None, offsets=offsets, offset_factors=offset_factors)
+
+
+def _finer(part: QuantizedRows, times: int) -> QuantizedRows:
+    """The rows with so many groups in the place of each."""
+    if times == 1:
+        return part
+    scales, offsets = (None if one is None else np.repeat(one, times, axis=1) for one in (part.scales, part.offsets))
+    assert scales is not None
+    return replace(part, group_size=part.group_size // times, scales=scales, offsets=offsets)
 
 
 def common_zero_point(parts: Sequence[QuantizedRows]) -> int | None:

@@ -239,7 +239,7 @@ class RoutedRequest(StreamSource):
             self.notify()
 
     def _has_other_weights(self, stay: _Stay) -> bool:
-        """Whether the replica got other weights before it began with what another replica had begun, and the router was not told in time."""
+        """Whether the replica got other weights before it began with what another had begun, and the router was not told in time."""
         version = stay.source.first_version
         is_bound = self._made_by is not None or (stay is self._hedge and self._has_prompt_logprobs)
         if version is None or not is_bound or stay.load.generation_of(version) == stay.generation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,7 @@ def named_arrays(weights: Iterable[tuple[str, Sequence[Tensor | QuantizedRows]]]
 def _with(rows: Any, changed: Callable[[Any], Any]) -> Any:
     if not isinstance(rows, QuantizedRows):
         return changed(rows)
-    codes, *others = (changed(one) for one in (rows.codes, rows.scales, rows.offsets, rows.table, rows.order))
-    return QuantizedRows(codes, others[0], rows.group_size, rows.bits, *others[1:])
+    return replace(rows, **{field.name: changed(getattr(rows, field.name)) for field in fields(rows)})
 
 
 def initial_tensors(spec: ModelSpec, seed: int = 3) -> dict[str, Tensor]:

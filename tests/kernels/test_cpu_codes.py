@@ -24,7 +24,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 NF4 = torch.linspace(-1.0, 1.0, 16).sign() * torch.linspace(-1.0, 1.0, 16).square()
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TABLES = {"table": NF4, "fp4": torch.cat((E2M1, -E2M1)), "steps4": torch.arange(-8.0, 8.0), "wide4": torch.arange(16.0) * 16 - 120}
-KINDS = ["int4", "signed4", "zeros4", "minimum4", *TABLES, "int8", "unsigned8", "minimum8", "float8"]
+FEW_BITS = ["zero2", "minimum2", "zero6", "minimum6"]
+KINDS = ["int4", "signed4", "zeros4", "minimum4", *TABLES, "int8", "unsigned8", "minimum8", "float8", *FEW_BITS]
 QUANTISED = [kind for kind in KINDS if kind not in ("table", "float8")]
 
 
@@ -33,7 +34,7 @@ def draw(
 ) -> QuantizedRows:
     """Random codes of the kind, with scales that make weights of about 1."""
     groups = -(-columns // group_size)
-    bits = 8 if kind.endswith("8") else 4
+    bits = int(kind[-1]) if kind[-1].isdigit() else 4
     signed = kind in ("signed4", "int8")
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
     codes = torch.randint(low, high, (rows, columns)).to(torch.int8 if signed else torch.uint8)
@@ -43,7 +44,7 @@ def draw(
     largest = float(table.abs().max()) if table is not None else 1.0 if kind == "float8" else 2.0 ** (bits - 1)
     scales = ((torch.rand(rows, groups) + 0.5) / largest).to(scale_dtype).float()
     offsets = None
-    if kind in ("int4", "unsigned8"):
+    if kind in ("int4", "unsigned8", "zero2", "zero6"):
         offsets = scales * -(2.0 ** (bits - 1))
     elif kind == "zeros4":
         offsets = scales * -torch.randint(0, 16, scales.shape).float()
@@ -89,6 +90,47 @@ def test_float_activations(kernels: CpuKernels, kind, rows, columns, depth, grou
     dense = dequantized(weight)
     scores = cpu_ops.logits(Workspace(kernels, threads), x, packed)
     assert_near(scores - bias, cpu_reference.linear(x, dense), x, dense)
+
+
+def with_factors(weight: QuantizedRows, groups: int, dtype: torch.dtype, seed: int) -> QuantizedRows:
+    """The same codes, with scales and offsets that are multiples of factors of so many groups."""
+    generator = torch.Generator().manual_seed(seed)
+    count = weight.scales.shape[1]
+
+    def factored(numbers: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if numbers is None:
+            return None, None
+        factors = (numbers.abs().amax() / 64 * torch.rand(len(numbers), -(-count // groups), generator=generator)).to(dtype).float()
+        factors[::5] = 0
+        multiples = torch.randint(-128, 128, numbers.shape, generator=generator).float()
+        return multiples * factors.repeat_interleave(groups, 1)[:, :count], factors
+
+    (scales, factors), (offsets, offset_factors) = factored(weight.scales), factored(weight.offsets)
+    return replace(weight, scales=scales, offsets=offsets, factors=factors, offset_factors=offset_factors)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([kind for kind in KINDS if kind != "float8"]),
+    float32=st.booleans(),
+    groups=st.sampled_from([1, 2, 8, 16]),
+    super_groups=st.integers(1, 3),
+    **{name: SHAPES[name] for name in ("rows", "columns", "dtype", "threads", "seed", "scale_dtype")},
+)
+def test_scales_that_are_multiples_of_factors(
+    kernels: CpuKernels, kind, float32, groups, super_groups, rows, columns, dtype, threads, seed, scale_dtype
+) -> None:
+    torch.manual_seed(seed)
+    size = 16 if groups == 16 else 32
+    depth = size * groups * super_groups
+    weight = with_factors(draw(kind, columns, depth, size), groups, scale_dtype, seed)
+    x = torch.randn(rows, depth).to(dtype)
+    packed = pack(kernels, weight, dtype, float32=float32)
+    assert packed.c.groups_per_factor == groups
+    rounded = x.float() if packed.c.float_activations else cpu_reference.rounded_activations(x, packed.c.activation_group, None)
+    dense = dequantized(weight)
+    scores = cpu_ops.logits(Workspace(kernels, threads), x, packed)
+    assert_near(scores, cpu_reference.linear(rounded, dense), rounded, dense)
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from row_tensors import dequantized
 
-from aengine.kernels.quantized import QuantizedRows, common_zero_point
+from aengine.kernels.quantized import QuantizedRows, common_zero_point, in_one_format
+from aengine.models.gguf.blocks import DTYPES, read_rows
 from aengine.models.gguf.gguf_file import BLOCKS, TYPES
-from aengine.models.gguf.tensors import DTYPES, read_rows
 
 gguf = pytest.importorskip("gguf")
-EXACT = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 8, "Q5_1": 8, "Q4_K": 4, "Q5_K": 8, "Q6_K": 8, "IQ4_NL": 4, "MXFP4": 4}
-"""Types that stay quantised, with the bits of their codes."""
+BITS = {"Q8_0": 8, "Q5_0": 6, "Q5_1": 6, "Q5_K": 6, "Q6_K": 6, "Q2_K": 2, "TQ1_0": 2, "TQ2_0": 2}
+"""Of the codes of quantised types; of others 4."""
 SCALES = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": ()}
 """The bytes of a block at which there is a float16; of other types 0, and 2 if they have an offset too."""
 
@@ -27,7 +27,8 @@ def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
     if kind == "MXFP4":
         data[..., 0] = generator.integers(2, 140, (rows, blocks))
     if kind == "IQ1_M":  # the high 4 bits of four numbers
-        data[..., 49::2] = data[..., 49::2] & 15
+        bits = generator.normal(0, 0.1, (rows, blocks, 1)).astype(np.float16).view(np.uint16)
+        data[..., 49::2] = (data[..., 49::2] & 15) | (bits >> np.array([0, 4, 8, 12]) & 15) << 4
     return data.reshape(rows, -1)
 
 
@@ -40,7 +41,32 @@ def test_values_are_those_of_the_package(kind: str) -> None:
     found = dequantized(rows) if isinstance(rows, QuantizedRows) else torch.from_numpy(rows.astype(np.float32))
     expected = torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert (rows.bits if isinstance(rows, QuantizedRows) else None) == EXACT.get(kind)
+    assert (rows.bits if isinstance(rows, QuantizedRows) else None) == (None if kind in DTYPES else BITS.get(kind, 4))
+
+
+@pytest.mark.parametrize("kind", [name for name, (values, _) in BLOCKS.items() if values == 256 and name not in ("TQ1_0", "TQ2_0")])
+def test_scales_are_multiples_of_factors(kind: str) -> None:
+    rows = read_rows(kind, random_blocks(kind, 3, 2))
+    assert isinstance(rows, QuantizedRows)
+    assert rows.groups_per_factor == 256 // rows.group_size
+    for scales, factors in ((rows.scales, rows.factors), (rows.offsets, rows.offset_factors)):
+        if factors is not None:
+            multiples = scales / np.repeat(factors, rows.groups_per_factor, axis=1)
+            assert (multiples == np.rint(multiples)).all()
+            assert np.abs(multiples).max() <= 127
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q3_K", "Q5_K", "Q2_K"), ("IQ4_XS", "Q6_K"), ("Q4_0", "Q8_0"), ("IQ2_XS", "Q4_K")])
+def test_parts_of_several_types_have_one_format(kinds: tuple[str, ...]) -> None:
+    parts = [read_rows(kind, random_blocks(kind, 3, 16 if BLOCKS[kind][0] == 32 else 2)) for kind in kinds]
+    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+    found = in_one_format(quantized)
+    assert len({(part.bits, part.group_size, part.codes.dtype, part.table is None) for part in found}) == 1
+    assert found[0].bits == max(part.bits if part.table is None else 8 for part in quantized)
+    assert {part.groups_per_factor for part in found} == {max(part.groups_per_factor for part in found)}
+    for part, before in zip(found, quantized, strict=True):
+        torch.testing.assert_close(dequantized(part), dequantized(before), rtol=1e-5, atol=1e-6)
+    assert in_one_format(found) is found
 
 
 def test_codes_of_q4_0_are_integers_with_a_zero_point() -> None:

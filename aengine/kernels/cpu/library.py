@@ -43,7 +43,7 @@ MAX_BUFFERS, MAX_HEAD_KINDS = 32, 4  # of a model's activations; of its layers o
 ELEMENTS = {BFLOAT16: 0, FLOAT32: 1}
 PAGE_ELEMENTS = {**ELEMENTS, INT8: 2}
 KV_SCALE_BYTES = 8  # of a head of a token in int8 pages
-BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(6)  # `Format`
+BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES, INT2_CODES, INT6_CODES = range(8)  # `Format`
 SCALE_KINDS = (BFLOAT16, FLOAT32, FLOAT16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
@@ -68,7 +68,7 @@ class CPackedLinear(Structure):
     _fields_ = _fields(
         (c_void_p, "words bias scales offsets table order"),
         (c_int64, "out_features in_features group_size activation_group"),
-        (c_int32, "format interleaved scale_kind with_offsets zero float_activations"),
+        (c_int32, "format interleaved scale_kind with_offsets zero float_activations groups_per_factor"),
     )
 
 
@@ -77,7 +77,7 @@ class CPart(Structure):
 
 
 class CCodesPart(Structure):
-    _fields_ = _fields((c_void_p, "codes scales offsets"), (c_int64, "rows stride"))
+    _fields_ = _fields((c_void_p, "codes scales offsets factors offset_factors"), (c_int64, "rows stride"))
 
 
 class CNorm(Structure):

@@ -19,7 +19,9 @@ from aengine.kernels.cpu.library import (
     ELEMENTS,
     F32_WORDS,
     FLOAT8_CODES,
+    INT2_CODES,
     INT4_CODES,
+    INT6_CODES,
     INT8_CODES,
     INT8_QUADS,
     MAX_ACTIVATION_GROUP,
@@ -32,7 +34,17 @@ from aengine.kernels.cpu.library import (
     Workspace,
 )
 from aengine.kernels.cpu.ops import PackedLinear, PackedLinears, num_panels
-from aengine.kernels.quantized import INT4_GROUP, LARGEST, QuantizedRows, Rows, common_zero_point, equal, exact_dtype, int4_rows
+from aengine.kernels.quantized import (
+    INT4_GROUP,
+    LARGEST,
+    QuantizedRows,
+    Rows,
+    common_zero_point,
+    equal,
+    exact_dtype,
+    in_one_format,
+    int4_rows,
+)
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
 
@@ -46,7 +58,8 @@ class CodeFormat:
     format: int
     shift: int  # from a code to the unsigned one that is stored: 0 or the highest bit, so that adding it changes that bit
     zero: int  # of the stored codes
-    scale_dtype: np.dtype[Any]  # that all scales and offsets have exactly
+    scale_dtype: np.dtype[Any]  # that all scales and offsets have exactly, or their factors
+    groups_per_factor: int  # 0: scales are not kept as multiples of factors
     with_offsets: bool
     float32: bool  # activations are not quantised
     unit: float  # what scales are multiplied with
@@ -59,7 +72,8 @@ class CodeFormat:
         first = parts[0]
         columns = first.shape[1]
         for part in parts:
-            same = part.shape[1] == columns and (part.group_size, part.bits, part.codes.dtype) == (
+            same = (part.shape[1], part.group_size, part.bits, part.codes.dtype) == (
+                columns,
                 first.group_size,
                 first.bits,
                 first.codes.dtype,
@@ -71,9 +85,10 @@ class CodeFormat:
         if group_size % BLOCK:
             raise ValueError(f"groups of {first.group_size} columns are not supported; the size has to be a multiple of {BLOCK}")
         float8 = first.codes.dtype == FLOAT8
-        if first.bits not in (4, 8) or (first.bits == 4 and float8) or (first.bits == 8 and first.table is not None):
-            raise ValueError(f"{first.bits}-bit codes as {first.codes.dtype}, or a table of them, are not supported")
         signed = first.codes.dtype == INT8
+        other_codes = {2: float8 or signed, 4: float8, 6: float8 or signed, 8: False}.get(first.bits, True)
+        if other_codes or (first.bits != 4 and first.table is not None):
+            raise ValueError(f"{first.bits}-bit codes as {first.codes.dtype}, or a table of them, are not supported")
         shift = 2 ** (first.bits - 1) if signed else 0
         steps = None if first.table is None else _steps(first.table)
         float32 = float32 or float8 or (first.table is not None and steps is None)
@@ -81,20 +96,25 @@ class CodeFormat:
         table, zero, unit = first.table, shift + (point or 0), 1.0
         if steps is not None and not float32:
             table, zero, unit = steps
-        elif first.bits == 4 and float32 and table is None:
+        bits = first.bits if not float32 else 4 if first.bits <= 4 else 8  # that there are kernels for
+        if bits == 4 and float32 and table is None:
             table = np.arange(16, dtype=np.float32) - np.float32(zero)
-        numbers = [part.scales * unit for part in parts]
         with_offsets = point is None and any(part.offsets is not None for part in parts)
+        of_factors = {part.groups_per_factor if with_offsets else replace(part, offsets=None).groups_per_factor for part in parts}
+        groups_per_factor = of_factors.pop() if len(of_factors) == 1 else 0
+        numbers = [_numbers(part.factors if groups_per_factor else part.scales) * unit for part in parts]
         if with_offsets:
-            numbers += [part.offsets for part in parts if part.offsets is not None]
+            offsets = [part.offset_factors if groups_per_factor else part.offsets for part in parts]
+            numbers += [part for part in offsets if part is not None]
         return cls(
             columns=columns,
             group_size=group_size,
             activation_group=_activation_group(group_size, columns),
-            format=FLOAT8_CODES if float8 else INT4_CODES if first.bits == 4 else INT8_CODES,
+            format=FLOAT8_CODES if float8 else {2: INT2_CODES, 4: INT4_CODES, 6: INT6_CODES, 8: INT8_CODES}[bits],
             shift=shift,
             zero=zero,
             scale_dtype=exact_dtype(numbers),
+            groups_per_factor=groups_per_factor,
             with_offsets=with_offsets,
             float32=float32,
             unit=unit,
@@ -105,19 +125,24 @@ class CodeFormat:
     @property
     def block_bytes(self) -> int:
         """The bytes of one group of a panel: its scales, its offsets if there are any, and its codes."""
-        return self._scale_bytes * (2 if self.with_offsets else 1) + PANEL * self.group_size // (2 if self.format == INT4_CODES else 1)
+        bits = {INT2_CODES: 2, INT4_CODES: 4, INT6_CODES: 6}.get(self.format, 8)
+        scale_bytes = 1 if self.groups_per_factor else self.scale_dtype.itemsize
+        return PANEL * (scale_bytes * (2 if self.with_offsets else 1) + self.group_size * bits // 8)
+
+    @property
+    def _factor_bytes(self) -> int:
+        """The bytes of all factors of a panel."""
+        if not self.groups_per_factor:
+            return 0
+        return -(-self.num_groups // self.groups_per_factor) * PANEL * self.scale_dtype.itemsize * (2 if self.with_offsets else 1)
 
     @property
     def panel_bytes(self) -> int:
-        return -(-self.num_groups * self.block_bytes // (PANEL * 4)) * PANEL * 4
+        return -(-(self.num_groups * self.block_bytes + self._factor_bytes) // (PANEL * 4)) * PANEL * 4
 
     @property
     def num_groups(self) -> int:
         return -(-self.columns // self.group_size)
-
-    @property
-    def _scale_bytes(self) -> int:
-        return PANEL * self.scale_dtype.itemsize
 
     def arrays(self, words: NDArray[np.uint8]) -> dict[str, Array]:
         """What a matrix with these words points to."""
@@ -140,6 +165,7 @@ class CodeFormat:
             "with_offsets": self.with_offsets,
             "zero": self.zero,
             "float_activations": self.float32,
+            "groups_per_factor": self.groups_per_factor,
         }
 
 
@@ -148,13 +174,31 @@ def pack_codes(kernels: CpuKernels, parts: Sequence[QuantizedRows], how: CodeFor
     sources, keep = [], []
     for part in parts:
         codes = _of_rows(part.codes)
-        scales, offsets = np.ascontiguousarray(cast(part.scales * np.float32(how.unit), how.scale_dtype)), None
+        numbers = [*_stored(part.scales, part.factors, how, how.unit), None, None]
         if how.with_offsets:
-            offsets = np.zeros_like(scales) if part.offsets is None else np.ascontiguousarray(cast(part.offsets, how.scale_dtype))
-        keep.append((codes, scales, offsets))
-        addresses = (data_address(codes), data_address(scales), None if offsets is None else data_address(offsets))
+            offsets = np.zeros_like(part.scales) if part.offsets is None else part.offsets
+            numbers[2:] = _stored(offsets, part.offset_factors, how, 1.0)
+        scales, factors, offsets, offset_factors = numbers
+        keep.append((codes, numbers))
+        addresses = [None if one is None else data_address(one) for one in (codes, scales, offsets, factors, offset_factors)]
         sources.append(CCodesPart(*addresses, len(part), codes.strides[0] // codes.itemsize))
     kernels.pack_codes((CCodesPart * len(sources))(*sources), len(sources), how.shift, ctypes.byref(matrix), threads)
+
+
+def _stored(scales: Array, factors: Array | None, how: CodeFormat, unit: float) -> tuple[Array, Array | None]:
+    """Scales as they are stored, and their factors: int8 multiples of these, or without them the scales of the format's dtype."""
+    if not how.groups_per_factor:
+        return np.ascontiguousarray(cast(scales * np.float32(unit), how.scale_dtype)), None
+    known = _numbers(factors)
+    multiples = np.zeros(scales.shape, np.int8)
+    of_groups = np.repeat(known, how.groups_per_factor, axis=1)
+    np.rint(np.divide(scales, of_groups, out=np.zeros_like(scales), where=of_groups != 0), out=multiples, casting="unsafe")
+    return multiples, np.ascontiguousarray(cast(known * np.float32(unit), how.scale_dtype))
+
+
+def _numbers(numbers: Array | None) -> Array:
+    assert numbers is not None
+    return numbers
 
 
 def quantize_matrix(workspace: Workspace, matrix: Array, quantization: str) -> QuantizedRows:
@@ -247,7 +291,7 @@ def pack_linear(
     Raises ValueError for parts that cannot be packed into one matrix.
     """
     matrices = [part for part in parts if isinstance(part, np.ndarray)]
-    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+    quantized = _quantized(parts)
     if not quantized:
         _check_parts(matrices)
     elif matrices:
@@ -304,7 +348,8 @@ def pack_linears(
         return memory[0][len(linears) * size :][:size]
 
     parts, orders = _without_orders(parts, rows)
-    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+    quantized = _quantized(parts)
+    parts = quantized if len(quantized) == len(parts) else parts
     code_format = CodeFormat.of(quantized, float32) if quantized else None
     options: dict[str, Any] = {
         "interleaved": interleaved,
@@ -334,10 +379,16 @@ def are_packable(parts: Sequence[Rows], count: int | None = None) -> bool:
     try:
         if count is not None:
             parts, _ = _without_orders(parts, sum(len(part) for part in parts) // count)
-        CodeFormat.of([part for part in parts if isinstance(part, QuantizedRows)], float32=False)
+        CodeFormat.of(_quantized(parts), float32=False)
     except ValueError:
         return False
     return True
+
+
+def _quantized(parts: Sequence[Rows]) -> Sequence[QuantizedRows]:
+    """The quantised ones, in one format if they can be; for matrices of which these are all parts."""
+    found = [part for part in parts if isinstance(part, QuantizedRows)]
+    return in_one_format(found) if found else found
 
 
 def _without_orders(parts: Sequence[Rows], rows: int) -> tuple[Sequence[Rows], NDArray[np.int32] | None]:

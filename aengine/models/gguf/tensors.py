@@ -1,8 +1,4 @@
-"""From the blocks of a GGUF type to `QuantizedRows` with the same values, or to numbers.
-
-Owns the layouts of blocks, as ggml's sources define them (ggml-common.h): a block is the values of 32 or 256 columns, with float16 scales.
-
-The tensors of a GGUF file under the names and in the layouts that the model's family has in other checkpoints.
+"""The tensors of a GGUF file under the names and in the layouts that the model's family has in other checkpoints.
 
 Owns llama.cpp's names of tensors and what its converter changes: the order of the rows of q and k, 1 added to norms, experts in one tensor,
 and which tensors it cuts or merges."""
@@ -15,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
@@ -27,137 +22,9 @@ from aengine.kernels.arrays import Array
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.architectures import Architecture
+from aengine.models.gguf.blocks import DTYPES, read_rows
 from aengine.models.gguf.gguf_config import architecture_of, config_of
-from aengine.models.gguf.gguf_file import BLOCKS, GgufFile, GgufTensor, open_gguf
-
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-"""The types that are numbers, and their dtypes."""
-_NL4 = np.array([-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0], np.float32)
-_FP4 = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0], np.float32)
-
-
-def read_rows(kind: str, data: Array) -> Rows:
-    """[rows, bytes] uint8 of a type -> rows with the values that ggml gives them; numbers are viewed, not copied.
-
-    Types that need more than a scale and an offset per group of 16 or more columns become float32 by the gguf package. Raises
-    ModelLoadError if it is not installed.
-    """
-    if kind in DTYPES:
-        return data.view(np.dtype(DTYPES[kind]))
-    if kind not in _READERS:
-        return _dequantized(kind, data)
-    blocks = data.reshape(len(data), -1, BLOCKS[kind][1])
-    return _READERS[kind](blocks)
-
-
-def _half(blocks: Array, at: int) -> Array:
-    """[rows, blocks] float32 of the float16 at a byte of each block."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
-
-
-def _split(packed: Array, size: int) -> Array:
-    """[..., n] -> [..., n // size, size]."""
-    return packed.reshape(*packed.shape[:-1], -1, size)
-
-
-def _nibbles(packed: Array) -> Array:
-    """[..., n] bytes -> [..., 2, n]: the low halves, then the high ones."""
-    halves = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
-    np.bitwise_and(packed, 15, out=halves[..., 0, :])
-    np.right_shift(packed, 4, out=halves[..., 1, :])
-    return halves
-
-
-def _fifth_bits(packed: Array) -> Array:
-    """[rows, blocks, 4] bytes -> [rows, blocks, 32]: each bit as 16 or 0."""
-    return np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little") << 4
-
-
-def _rows(codes: Array, scales: Array, group: int, bits: int, offsets: Array | None = None, table: Array | None = None) -> QuantizedRows:
-    """Make quantised rows of tensors whose dimensions behind the first, such as blocks and what is in them, follow one another in a row."""
-    count = len(codes)
-    merged = None if offsets is None else offsets.reshape(count, -1)
-    return QuantizedRows(codes.reshape(count, -1), scales.reshape(count, -1), group, bits, merged, table)
-
-
-def _q8_0(blocks: Array) -> QuantizedRows:
-    return _rows(blocks[..., 2:].view(np.int8), _half(blocks, 0), 32, 8)
-
-
-def _q4_0(blocks: Array) -> QuantizedRows:
-    """With a zero point of 8 and not with a table, for which kernels do not quantise activations."""
-    scales = _half(blocks, 0)
-    return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, -8.0 * scales)
-
-
-def _q4_1(blocks: Array) -> QuantizedRows:
-    return _rows(_nibbles(blocks[..., 4:]), _half(blocks, 0), 32, 4, _half(blocks, 2))
-
-
-def _iq4_nl(blocks: Array) -> QuantizedRows:
-    scales = _half(blocks, 0)
-    return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, table=_NL4)
-
-
-def _mxfp4(blocks: Array) -> QuantizedRows:
-    """Exponents of 8 bits, of half the scale since the table has twice the numbers."""
-    scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
-    return _rows(_nibbles(blocks[..., 1:]), scales, 32, 4, table=_FP4)
-
-
-def _q5_0(blocks: Array) -> QuantizedRows:
-    codes = _nibbles(blocks[..., 6:]).reshape(*blocks.shape[:-1], 32) | _fifth_bits(blocks[..., 2:6])
-    return _rows(codes.view(np.int8) - np.int8(16), _half(blocks, 0), 32, 8)
-
-
-def _q5_1(blocks: Array) -> QuantizedRows:
-    codes = _nibbles(blocks[..., 8:]).reshape(*blocks.shape[:-1], 32) | _fifth_bits(blocks[..., 4:8])
-    return _rows(codes, _half(blocks, 0), 32, 8, _half(blocks, 2))
-
-
-def _scales_and_minima(blocks: Array) -> tuple[Array, Array]:
-    """[rows, blocks, 8] each, of the types of 256 columns: 6-bit numbers in 12 bytes, times two float16."""
-    first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = np.concatenate((first & 63, (mixed & 15) | ((first >> 2) & 48)), -1)
-    minima = np.concatenate((second & 63, (mixed >> 4) | ((second >> 2) & 48)), -1)
-    return _half(blocks, 0)[..., None] * scales, -(_half(blocks, 2)[..., None] * minima)
-
-
-def _q4_k(blocks: Array) -> QuantizedRows:
-    scales, offsets = _scales_and_minima(blocks)
-    return _rows(_nibbles(_split(blocks[..., 16:], 32)), scales, 32, 4, offsets)
-
-
-def _q5_k(blocks: Array) -> QuantizedRows:
-    scales, offsets = _scales_and_minima(blocks)
-    low = _nibbles(_split(blocks[..., 48:], 32)).reshape(*blocks.shape[:-1], 8, 32)
-    high = (blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1  # [.., 8, 32]
-    return _rows(low | (high << 4), scales, 32, 8, offsets)
-
-
-def _q6_k(blocks: Array) -> QuantizedRows:
-    low = _nibbles(_split(blocks[..., :128], 64)).reshape(*blocks.shape[:-1], 256)
-    high = (_split(blocks[..., 128:192], 32)[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    codes = (low | (high.reshape(low.shape) << 4)).view(np.int8) - np.int8(32)
-    scales = _half(blocks, 208)[..., None] * blocks[..., 192:208].view(np.int8)
-    return _rows(codes, scales, 16, 8)
-
-
-def _dequantized(kind: str, data: Array) -> Array:
-    try:
-        gguf: Any = import_module("gguf")
-        quants: Any = import_module("gguf.quants")
-    except ImportError as error:
-        raise ModelLoadError(f"weights of the GGUF type {kind} need the gguf package: pip install gguf") from error
-    dequantized: Array = quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-    return dequantized
-
-
-_READERS = {
-    **{"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
-    **{"IQ4_NL": _iq4_nl, "MXFP4": _mxfp4},
-}
-
+from aengine.models.gguf.gguf_file import GgufFile, GgufTensor, open_gguf
 
 _MODULES: dict[str, tuple[str | None, int]] = {
     **{"token_embd": ("embedding", 0), "position_embd": ("positions", 0), "output_norm": ("norm", 0), "output": ("head", 0)},
@@ -363,8 +230,7 @@ def _concatenated(gate: GgufTensor, up: GgufTensor, count: int) -> Rows:
         return joined.reshape(-1, *first.shape[1:])
 
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
-        offsets = None if one.offsets is None or other.offsets is None else both(one.offsets, other.offsets)
-        return replace(one, codes=both(one.codes, other.codes), scales=both(one.scales, other.scales), offsets=offsets)
+        return one.of_rows(both, other)
     return np.concatenate((_get_numbers(gate), _get_numbers(up)), -2)
 
 
@@ -378,8 +244,7 @@ def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
     """Put the rows (or numbers) of gate and of up in turn, for each expert; a matrix that is not quantised is transposed."""
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
-        offsets = None if one.offsets is None or other.offsets is None else _by_turns(one.offsets, other.offsets)
-        return replace(one, codes=_by_turns(one.codes, other.codes), scales=_by_turns(one.scales, other.scales), offsets=offsets)
+        return one.of_rows(_by_turns, other)
     numbers = np.stack((_get_numbers(gate), _get_numbers(up)), 2)
     whole = numbers.reshape(len(numbers), -1, *numbers.shape[3:])
     return np.ascontiguousarray(whole.swapaxes(1, 2)) if len(gate.shape) == 3 else whole
@@ -440,7 +305,8 @@ def _with_columns(get: Callable[..., Rows], order: Array, of: range | None = Non
     if not np.array_equal(by_group, of_groups[:, None] * by_group.shape[1] + np.arange(by_group.shape[1])):
         return rows.dequantized()[..., order]  # heads are no whole groups
     offsets = None if rows.offsets is None else rows.offsets[..., of_groups]
-    return replace(rows, codes=rows.codes[..., order], scales=rows.scales[..., of_groups], offsets=offsets)
+    parts = {"codes": rows.codes[..., order], "scales": rows.scales[..., of_groups], "offsets": offsets}
+    return replace(rows, **parts, factors=None, offset_factors=None)  # a factor is of groups that may be apart now
 
 
 def _log_decay(get: Callable[..., Rows], of: range | None = None) -> Rows:

@@ -21,11 +21,14 @@ enum ElementKind : i32 { BF16 = 0, F32 = 1, INT8 = 2 };
 
 // What a packed matrix is made of. In every format a panel is 64 output columns, and one step of a panel is 64 words of 32 bits:
 // for each column two bf16, one float32, or four int8 that follow each other in the depth. The formats of codes have scales per group of the
-// depth: a word is eight codes of 4 bits, code i of the first four in the low bits of byte i and of the last four in its high bits, or four
-// codes of 8 bits, integers or float8 (e4m3fn).
-enum Format : i32 { BF16_PAIRS = 0, F32_WORDS = 1, INT8_QUADS = 2, INT4_CODES = 3, INT8_CODES = 4, FLOAT8_CODES = 5 };
+// depth: a word is four codes of 8 bits, integers or float8 (e4m3fn); eight of 4 bits, code i of the first four in the low bits of byte i and
+// of the last four in its high bits; or 16 of 2 bits, code i of the n-th four in bits 2n and 2n + 1 of byte i. 16 codes of 6 bits are two
+// words of their low 4 bits, then one of their high 2.
+enum Format : i32 {
+  BF16_PAIRS = 0, F32_WORDS = 1, INT8_QUADS = 2, INT4_CODES = 3, INT8_CODES = 4, FLOAT8_CODES = 5, INT2_CODES = 6, INT6_CODES = 7
+};
 
-// How scales of codes are stored.
+// How scales of codes are stored, or where these are whole multiples, int8, of a factor of several groups: how the factors are.
 enum ScaleKind : i32 { BF16_SCALES = 0, F32_SCALES = 1, F16_SCALES = 2 };
 
 enum Status : i32 {
@@ -58,7 +61,7 @@ enum NormKind : i32 { RMS_NORM = 0, LAYER_NORM = 1 };
 // Interleaved: out_features is twice the width of an MLP and a panel holds gate 0..15, up 0..15, gate 16..31, up 16..31 of its 32.
 //
 // Of codes, a panel is for each group of the depth the scales of its 64 columns, their offsets if there are any, and the words of the group;
-// panels begin at multiples of 64 words. A weight is (code - zero) * scale + offset, where a table says what a code stands for, or table[code] * scale +
+// with factors, these and those of the offsets stand before the groups that they belong to. Panels begin at multiples of 64 words. A weight is (code - zero) * scale + offset, where a table says what a code stands for, or table[code] * scale +
 // offset with a float32 table. Activations are
 // quantised to int8 in groups of their own, which do not cross those of the weights, or multiplied in float32.
 struct PackedLinear {
@@ -78,6 +81,7 @@ struct PackedLinear {
   i32 with_offsets;       // of codes
   i32 zero;               // of codes
   i32 float_activations;  // of codes
+  i32 groups_per_factor;  // of codes; 0: scales have no factors
 };
 
 // Rows of a matrix as a checkpoint has them: `rows` of `in_features` elements each.
@@ -87,11 +91,14 @@ struct Part {
   i64 stride;
 };
 
-// Rows of codes, a byte each, with the scales and offsets [rows, groups] of a matrix's `scale_kind`.
+// Rows of codes, a byte each, with scales and offsets [rows, groups]: of a matrix's `scale_kind`, or int8 with factors of that kind,
+// [rows, ceil(groups / groups_per_factor)].
 struct CodesPart {
   const void* codes;
   const void* scales;
   const void* offsets;  // null: the matrix has none
+  const void* factors;  // of the scales; null: the matrix has none
+  const void* offset_factors;
   i64 rows;
   i64 stride;  // of the codes
 };
@@ -429,10 +436,15 @@ inline i64 round_up(i64 a, i64 b) { return ceil_div(a, b) * b; }
 inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 
-inline i64 elements_per_word(i32 format) { return format == BF16_PAIRS ? 2 : format == F32_WORDS ? 1 : format == INT4_CODES ? 8 : 4; }
+inline i64 bits_of(i32 format) {
+  constexpr i64 bits[] = {16, 32, 8, 4, 8, 8, 2, 6};
+  return bits[format];
+}
+// Words of a column that have `count` elements, which are a multiple of 16.
+inline i64 words_of(i32 format, i64 count) { return count * bits_of(format) / 32; }
 inline i64 num_panels(const PackedLinear& w) {
   return w.interleaved ? ceil_div(w.out_features / 2, PANEL / 2) : ceil_div(w.out_features, PANEL);
 }
-inline i64 num_steps(const PackedLinear& w) { return round_up(w.in_features, 16) / elements_per_word(w.format); }
+inline i64 num_steps(const PackedLinear& w) { return words_of(w.format, round_up(w.in_features, 16)); }
 
 }  // namespace aengine

@@ -36,11 +36,21 @@ struct CodeGroups {
   const i64 depth = round_up(w.in_features, 16), size = w.activation_group, count = ceil_div(depth, size);
   const i64 per_block = ceil_div(w.group_size, size), block = block_words(w);  // a block is a group of weights
   const i64 scales = scale_words(w) * (w.with_offsets ? 2 : 1);       // words of them before the codes
-  const i64 words = size / elements_per_word(w.format), last_words = (depth - (count - 1) * size) / elements_per_word(w.format);
+  const i64 factors = factor_words(w), per_factor = w.groups_per_factor;  // words of them before the groups that have them
+  const i64 words = aengine::words_of(w.format, size), last_size = depth - (count - 1) * size;
 
-  i64 num_words(i64 group) const { return group + 1 < count ? words : last_words; }  // in the depth
-  const u32* scales_of(const u32* panel, i64 group) const { return panel + group / per_block * block; }
+  i64 num_elements(i64 group) const { return group + 1 < count ? size : last_size; }  // in the depth
+  const u32* scales_of(const u32* panel, i64 group) const {
+    const i64 number = group / per_block;
+    return panel + number * block + (per_factor ? (number / per_factor + 1) * factors : 0);
+  }
+  const u32* factors_of(const u32* panel, i64 group) const {
+    return per_factor ? panel + group / per_block / per_factor * (per_factor * block + factors) : nullptr;
+  }
   const u32* words_of(const u32* panel, i64 group) const { return scales_of(panel, group) + scales + group % per_block * words * PANEL; }
+  void load_scales(const u32* panel, i64 group, float (*out)[PANEL]) const {
+    load_group_scales(w, scales_of(panel, group), factors_of(panel, group), out);
+  }
 };
 
 #define AE_UNROLL _Pragma("GCC unroll 16")
@@ -55,19 +65,22 @@ AE_INLINE void repeat(F&& f) {
   repeat(f, std::make_integer_sequence<int, N>{});
 }
 
-// Words of a group that are unpacked as they are read; prefetches what comes `ahead` words later.
+// Words of a group that are unpacked as they are read, a unit at a time; prefetches what comes `ahead` words later.
 template <class Dot>
 struct PackedWords {
   const Dot& dot;
   const u32* words;
   i64 ahead;
   template <int VECTORS>
-  AE_INLINE void prefetch(i64 word, i64 column) const {
-    for (int i = 0; i < VECTORS * LANES; i += LINE_WORDS) __builtin_prefetch(words + word * PANEL + column + ahead + i, 0, 2);
+  AE_INLINE void prefetch(i64 unit, i64 column) const {
+    for (int word = 0; word < Dot::WORDS; word++) {
+      const u32* const from = words + (unit * Dot::WORDS + word) * PANEL + column + ahead;
+      for (int i = 0; i < VECTORS * LANES; i += LINE_WORDS) __builtin_prefetch(from + i, 0, 2);
+    }
   }
   template <int STEP>
-  AE_INLINE typename Dot::W weights(i64 word, i64 column) const {
-    return dot.template weights<STEP>(load_words(words + word * PANEL + column));
+  AE_INLINE typename Dot::W weights(i64 unit, i64 column) const {
+    return dot.template weights<STEP>(words + unit * Dot::WORDS * PANEL + column);
   }
 };
 
@@ -81,10 +94,10 @@ struct UnpackedWords {
   AE_INLINE typename Step::W weights(i64 step, i64 column) const { return weights_of_steps[step * PANEL_VECTORS + column / LANES]; }
 };
 
-// The sums of one group for ROWS rows and the columns of VECTORS vectors, in registers: every loop over them is unrolled. A word has STEPS
+// The sums of one group for ROWS rows and the columns of VECTORS vectors, in registers: every loop over them is unrolled. A unit has STEPS
 // steps; the group begins with element `first`.
 template <int STEPS, int ROWS, int VECTORS, class Step, class Words>
-AE_INLINE void sum_group(const Step& step, const CodeRow<Step>* rows, i64 group, i64 first, i64 num_words, const Words& words, int column,
+AE_INLINE void sum_group(const Step& step, const CodeRow<Step>* rows, i64 group, i64 first, i64 num_units, const Words& words, int column,
                          typename Step::Sum (*sums)[VECTORS]) {
   const typename Step::X* x[ROWS];
   for (int i = 0; i < ROWS; i++) x[i] = rows[i].data + first;
@@ -92,13 +105,13 @@ AE_INLINE void sum_group(const Step& step, const CodeRow<Step>* rows, i64 group,
     const auto begin = step.first_sum(rows[i].totals[group]);
     AE_UNROLL for (int j = 0; j < VECTORS; j++) sums[i][j] = begin;
   }
-  for (i64 word = 0; word < num_words; word++) {
-    words.template prefetch<VECTORS>(word, column);
+  for (i64 unit = 0; unit < num_units; unit++) {
+    words.template prefetch<VECTORS>(unit, column);
     repeat<STEPS>([&](auto n) AE_ALWAYS_INLINE {
       typename Step::W w[VECTORS];
-      AE_UNROLL for (int j = 0; j < VECTORS; j++) w[j] = words.template weights<n>(word, column + j * LANES);
+      AE_UNROLL for (int j = 0; j < VECTORS; j++) w[j] = words.template weights<n>(unit, column + j * LANES);
       AE_UNROLL for (int i = 0; i < ROWS; i++) {
-        const auto a = Step::activations(x[i] + (word * STEPS + n) * Step::X_PER_STEP);
+        const auto a = Step::activations(x[i] + (unit * STEPS + n) * Step::X_PER_STEP);
         AE_UNROLL for (int j = 0; j < VECTORS; j++) sums[i][j] = Step::multiply_add(sums[i][j], a, w[j]);
       }
     });
@@ -149,14 +162,14 @@ AE_NOINLINE void multiply_packed(const CodeRow<typename Dot::Step>* rows, const 
     if (group % groups.per_block == 0) {
       const u32* const from = groups.scales_of(panel, group);
       for (i64 i = 0; i < groups.scales; i += LINE_WORDS) __builtin_prefetch(from + ahead + i, 0, 2);
-      load_group_scales(w, from, scales);
+      groups.load_scales(panel, group, scales);
     }
     const PackedWords<Dot> words{dot, groups.words_of(panel, group), ahead};
+    const i64 num_units = groups.num_elements(group) / (Dot::STEPS * Dot::X_PER_STEP);
     constexpr int VECTORS = tile_vectors(LANES == 16 && ROWS < TILE_ROWS ? ROWS : 2 * ROWS);  // as measured
     for (int column = 0; column < PANEL; column += VECTORS * LANES) {
       typename Dot::Sum sums[ROWS][VECTORS];
-      sum_group<Dot::STEPS, ROWS, VECTORS, typename Dot::Step>(dot, rows, group, group * groups.size, groups.num_words(group), words,
-                                                              column, sums);
+      sum_group<Dot::STEPS, ROWS, VECTORS, typename Dot::Step>(dot, rows, group, group * groups.size, num_units, words, column, sums);
       with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
         add_group<ROWS, VECTORS, typename Dot::Step>(rows, group, scales[0], w.with_offsets ? scales[1] : nullptr, column, sums, totals);
       });
@@ -177,12 +190,12 @@ AE_NOINLINE void unpack(const CodeGroups& groups, const u32* panel, Block<typena
   const Dot dot(groups.w);
   typename Dot::W* out = block.weights;
   for (i64 group = block.first; group < block.end; group++) {
-    load_group_scales(groups.w, groups.scales_of(panel, group), block.scales[group - block.first]);
+    groups.load_scales(panel, group, block.scales[group - block.first]);
     const u32* words = groups.words_of(panel, group);
-    for (i64 word = groups.num_words(group); word > 0; word--, words += PANEL) {
+    for (i64 left = groups.num_elements(group); left > 0; left -= Dot::STEPS * Dot::X_PER_STEP, words += Dot::WORDS * PANEL) {
       repeat<Dot::STEPS>([&](auto n) AE_ALWAYS_INLINE {
         for (int column = 0; column < PANEL; column += LANES) {
-          *out++ = dot.template weights<n>(load_words(words + column));
+          *out++ = dot.template weights<n>(words + column);
         }
       });
     }
@@ -194,13 +207,13 @@ template <class Step, int ROWS>
 AE_NOINLINE void multiply_block(const CodeRow<Step>* rows, const CodeGroups& groups, const Block<Step>& block, float (*out)[PANEL]) {
   const Step step(groups.w);
   const bool with_offsets = groups.w.with_offsets;
-  const i64 word_steps = elements_per_word(groups.w.format) / Step::X_PER_STEP, last = block.end;
+  const i64 last = block.end;
   constexpr int VECTORS = tile_vectors(2 * ROWS);  // sums and totals are both in registers
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
       UnpackedWords<Step> words{block.weights};
       for (i64 group = block.first; group < last; group++) {
-        const i64 steps = groups.num_words(group) * word_steps;
+        const i64 steps = groups.num_elements(group) / Step::X_PER_STEP;
         const float(*scales)[PANEL] = block.scales[group - block.first];
         typename Step::Sum sums[ROWS][VECTORS];
         sum_group<1, ROWS, VECTORS, Step>(step, rows, group, group * groups.size, steps, words, column, sums);
@@ -218,7 +231,7 @@ constexpr i64 TILE_DEPTH = AMX_WORDS * QuadStep::X_PER_STEP;
 
 // Whether tiles are faster: groups whose depth fills them, and rows (measured on a Xeon of 2023, where groups of 32 gain nothing).
 inline bool suit_tiles(const CodeGroups& groups, i64 num_rows) {
-  return num_rows >= 2 * AMX_ROWS && groups.size % TILE_DEPTH == 0 && groups.last_words == groups.words;
+  return num_rows >= 2 * AMX_ROWS && groups.size % TILE_DEPTH == 0 && groups.last_size == groups.size;
 }
 
 // A row is a line longer than a panel: places that are 4 KB apart would wait for each other.
@@ -425,8 +438,10 @@ void multiply_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 
   };
   if (shape.format == FLOAT8_CODES) return multiply_as((Float8Dot*)nullptr);
   if (shape.format == INT8_CODES) return shape.float_activations ? multiply_as((WideByteDot*)nullptr) : multiply_as((ByteDot*)nullptr);
-  if (shape.float_activations) return multiply_as((WideInt4Dot*)nullptr);
-  return shape.table ? multiply_as((TableInt4Dot*)nullptr) : multiply_as((Int4Dot*)nullptr);
+  if (shape.float_activations) return multiply_as((WideInt4Dot*)nullptr);  // 2 and 6 bits are kept as 4 and 8 with these
+  if (shape.format == INT2_CODES) return multiply_as((FewBitsDot<2>*)nullptr);
+  if (shape.format == INT6_CODES) return multiply_as((FewBitsDot<6>*)nullptr);
+  return shape.table ? multiply_as((TableInt4Dot*)nullptr) : multiply_as((FewBitsDot<4>*)nullptr);
 }
 
 template void multiply_codes(const Member&, const Bf16*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);

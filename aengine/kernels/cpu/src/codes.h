@@ -1,4 +1,4 @@
-// Weights as codes of 4 or 8 bits with scales per group of the depth, and the activations that they are multiplied with.
+// Weights as codes of 2 to 8 bits with scales per group of the depth, and the activations that they are multiplied with.
 #pragma once
 #include "gemm.h"
 #include "int8.h"
@@ -10,12 +10,20 @@ template <class E>
 void multiply_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
                     const Output& output, const Buffers& space);
 
+// Bytes of a number of `scale_kind`, and of a scale or an offset as it is stored.
+inline i64 number_bytes(const PackedLinear& w) { return w.scale_kind == F32_SCALES ? 4 : 2; }
+inline i64 scale_bytes(const PackedLinear& w) { return w.groups_per_factor ? 1 : number_bytes(w); }
 // Words of the scales of a panel's columns for one group, or of their offsets.
-inline i64 scale_words(const PackedLinear& w) { return w.scale_kind == F32_SCALES ? PANEL : PANEL / 2; }
+inline i64 scale_words(const PackedLinear& w) { return PANEL * scale_bytes(w) / 4; }
+// Words of the factors of a panel's columns, those of offsets too, that stand before the groups that have them.
+inline i64 factor_words(const PackedLinear& w) { return w.groups_per_factor ? PANEL * number_bytes(w) / 4 * (w.with_offsets ? 2 : 1) : 0; }
 inline i64 block_words(const PackedLinear& w) {
-  return w.group_size / elements_per_word(w.format) * PANEL + scale_words(w) * (w.with_offsets ? 2 : 1);
+  return words_of(w.format, w.group_size) * PANEL + scale_words(w) * (w.with_offsets ? 2 : 1);
 }
-inline i64 panel_words(const PackedLinear& w) { return round_up(ceil_div(w.in_features, w.group_size) * block_words(w), PANEL); }
+inline i64 panel_words(const PackedLinear& w) {
+  const i64 groups = ceil_div(w.in_features, w.group_size), factors = w.groups_per_factor ? ceil_div(groups, w.groups_per_factor) : 0;
+  return round_up(groups * block_words(w) + factors * factor_words(w), PANEL);
+}
 
 // Finite float16 numbers.
 AE_INLINE VecF load_half(const u16* p) {
@@ -35,10 +43,23 @@ AE_INLINE VecF load_scales(const u32* scales, i64 column, i32 kind) {
   return load(reinterpret_cast<const float*>(scales) + column);
 }
 
-// The scales of a panel's columns for one group to out[0], and their offsets, if there are any, to out[1].
-AE_INLINE void load_group_scales(const PackedLinear& w, const u32* block, float (*out)[PANEL]) {
+// LANES int8 as numbers.
+AE_INLINE VecF load_multiples(const u32* multiples, i64 column) {
+  typedef i8 VecB __attribute__((vector_size(LANES)));
+  return __builtin_convertvector(__builtin_convertvector(load_as<VecB>(reinterpret_cast<const u8*>(multiples) + column), VecI), VecF);
+}
+
+// The scales of a panel's columns for one group to out[0], and their offsets, if there are any, to out[1]. `factors`: that stand before it.
+AE_INLINE void load_group_scales(const PackedLinear& w, const u32* block, const u32* factors, float (*out)[PANEL]) {
   for (int i = 0; i <= (w.with_offsets ? 1 : 0); i++, block += scale_words(w)) {
-    for (int column = 0; column < PANEL; column += LANES) store(out[i] + column, load_scales(block, column, w.scale_kind));
+    if (w.groups_per_factor) {
+      const i64 first = i * PANEL;
+      for (int column = 0; column < PANEL; column += LANES) {
+        store(out[i] + column, load_multiples(block, column) * load_scales(factors, first + column, w.scale_kind));
+      }
+    } else {
+      for (int column = 0; column < PANEL; column += LANES) store(out[i] + column, load_scales(block, column, w.scale_kind));
+    }
   }
 }
 
@@ -152,7 +173,38 @@ struct FloatStep {
   }
 };
 
-// A Dot unpacks the words of a matrix: a word has STEPS steps.
+// The words of a column that have some fours of codes, PANEL apart; `quad<N>` is the N-th four of LANES columns, as bytes.
+template <int BITS>
+struct CodeUnit;
+template <>
+struct CodeUnit<8> {
+  static constexpr int WORDS = 1, QUADS = 1;
+  template <int N>
+  static AE_INLINE VecU quad(const u32* words) { return load_words(words); }
+};
+template <>
+struct CodeUnit<4> {
+  static constexpr int WORDS = 1, QUADS = 2;
+  template <int N>
+  static AE_INLINE VecU quad(const u32* words) { return (load_words(words) >> (4 * N)) & 0x0f0f0f0fu; }
+};
+template <>
+struct CodeUnit<2> {
+  static constexpr int WORDS = 1, QUADS = 4;
+  template <int N>
+  static AE_INLINE VecU quad(const u32* words) { return (load_words(words) >> (2 * N)) & 0x03030303u; }
+};
+template <>
+struct CodeUnit<6> {
+  static constexpr int WORDS = 3, QUADS = 4;
+  template <int N>
+  static AE_INLINE VecU quad(const u32* words) {
+    const VecU high = load_words(words + 2 * PANEL), shifted = N < 2 ? high << (4 - 2 * N) : high >> (2 * N - 4);
+    return CodeUnit<4>::quad<N % 2>(words + N / 2 * PANEL) | (shifted & 0x30303030u);
+  }
+};
+
+// A Dot unpacks the words of a matrix: a unit of WORDS words, PANEL apart, has STEPS steps.
 
 // Bytes as the steps of ByteStep.
 template <int STEP>
@@ -161,27 +213,27 @@ AE_INLINE VecU step_of_bytes(VecU bytes) {
   return (bytes >> (8 * STEP)) & 0x00ff00ffu;
 }
 
-struct ByteDot : ByteStep {
-  using ByteStep::ByteStep;
-  using Step = ByteStep;
-  static constexpr int STEPS = 4 / X_PER_STEP;
-  template <int STEP>
-  AE_INLINE VecU weights(VecU words) const { return step_of_bytes<STEP>(words); }
+// Codes as bytes, in the steps of ByteStep.
+template <int BITS>
+struct ByteCodes {
+  static constexpr int WORDS = CodeUnit<BITS>::WORDS, PER_QUAD = 4 / ByteStep::X_PER_STEP, STEPS = CodeUnit<BITS>::QUADS * PER_QUAD;
 };
 
-// The bytes of either half of eight codes.
-template <int HALF>
-AE_INLINE VecU nibbles(VecU words) { return (words >> (4 * HALF)) & 0x0f0f0f0fu; }
+struct ByteDot : ByteStep, ByteCodes<8> {
+  using ByteStep::ByteStep;
+  using Step = ByteStep;
+  template <int STEP>
+  AE_INLINE VecU weights(const u32* words) const { return step_of_bytes<STEP>(load_words(words)); }
+};
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-// Eight codes below 16 with int8: sums of pairs of products are at most 15 * 127 * 4 with those of the other four.
-struct Int4Dot : QuantisedStep<Int8Values> {
+// Eight codes below 64 with int8: sums of pairs of products are at most 63 * 127 * 4 with those of the other four.
+struct OctetStep : QuantisedStep<Int8Values> {
   using QuantisedStep::QuantisedStep;
-  using Step = Int4Dot;
   struct W {
     VecU low, high;
   };
-  static constexpr int X_PER_STEP = 8, STEPS = 1;
+  static constexpr int X_PER_STEP = 8;
   static AE_INLINE W activations(const X* x) {
     u32 words[2];
     memcpy(words, x, sizeof words);
@@ -196,30 +248,38 @@ struct Int4Dot : QuantisedStep<Int8Values> {
     return sum + (VecI)_mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
 #endif
   }
+};
+
+// Integers of fewer than 8 bits.
+template <int BITS>
+struct FewBitsDot : OctetStep {
+  using OctetStep::OctetStep;
+  using Step = OctetStep;
+  static constexpr int WORDS = CodeUnit<BITS>::WORDS, STEPS = CodeUnit<BITS>::QUADS / 2;
   template <int STEP>
-  AE_INLINE W weights(VecU words) const { return {nibbles<0>(words), nibbles<1>(words)}; }
+  AE_INLINE W weights(const u32* words) const {
+    return {CodeUnit<BITS>::template quad<2 * STEP>(words), CodeUnit<BITS>::template quad<2 * STEP + 1>(words)};
+  }
 };
 #else
-struct Int4Dot : ByteStep {
+template <int BITS>
+struct FewBitsDot : ByteStep, ByteCodes<BITS> {
   using ByteStep::ByteStep;
   using Step = ByteStep;
-  static constexpr int STEPS = 8 / X_PER_STEP;
+  using ByteCodes<BITS>::PER_QUAD;
   template <int STEP>
-  AE_INLINE VecU weights(VecU words) const {
-    constexpr int PER_HALF = STEPS / 2;
-    return step_of_bytes<STEP % PER_HALF>(nibbles<STEP / PER_HALF>(words));
+  AE_INLINE VecU weights(const u32* words) const {
+    return step_of_bytes<STEP % PER_QUAD>(CodeUnit<BITS>::template quad<STEP / PER_QUAD>(words));
   }
 };
 #endif
 
 // Codes of 4 bits with a table of bytes.
-struct TableInt4Dot : ByteStep {
+struct TableInt4Dot : ByteStep, ByteCodes<4> {
   using Step = ByteStep;
-  static constexpr int STEPS = 8 / X_PER_STEP;
   template <int STEP>
-  AE_INLINE VecU weights(VecU words) const {
-    constexpr int PER_HALF = STEPS / 2;
-    return step_of_bytes<STEP % PER_HALF>(look_up(nibbles<STEP / PER_HALF>(words)));
+  AE_INLINE VecU weights(const u32* words) const {
+    return step_of_bytes<STEP % PER_QUAD>(look_up(CodeUnit<4>::quad<STEP / PER_QUAD>(words)));
   }
   AE_INLINE VecU look_up(VecU codes) const {
 #if defined(__AVX512BW__)
@@ -240,10 +300,10 @@ struct TableInt4Dot : ByteStep {
 // Codes of 4 bits as numbers.
 struct WideInt4Dot : FloatStep {
   using Step = FloatStep;
-  static constexpr int STEPS = 8;
+  static constexpr int WORDS = 1, STEPS = 8;
   template <int STEP>
-  AE_INLINE VecF weights(VecU words) const {
-    const VecU codes = words >> (8 * (STEP % 4) + 4 * (STEP / 4));
+  AE_INLINE VecF weights(const u32* words) const {
+    const VecU codes = load_words(words) >> (8 * (STEP % 4) + 4 * (STEP / 4));
 #if defined(__AVX512F__)
     return (VecF)_mm512_permutexvar_ps((__m512i)codes, (__m512)load(table));
 #elif defined(__AVX2__)
@@ -262,10 +322,10 @@ struct WideInt4Dot : FloatStep {
 
 struct WideByteDot : FloatStep {
   using Step = FloatStep;
-  static constexpr int STEPS = 4;
+  static constexpr int WORDS = 1, STEPS = 4;
   template <int STEP>
-  AE_INLINE VecF weights(VecU words) const {
-    return __builtin_convertvector((VecI)((words >> (8 * STEP)) & 0xffu) - zero, VecF);
+  AE_INLINE VecF weights(const u32* words) const {
+    return __builtin_convertvector((VecI)((load_words(words) >> (8 * STEP)) & 0xffu) - zero, VecF);
   }
   explicit WideByteDot(const PackedLinear& w) : FloatStep(w), zero(w.zero) {}
   i32 zero;
@@ -275,10 +335,10 @@ struct WideByteDot : FloatStep {
 struct Float8Dot : FloatStep {
   using FloatStep::FloatStep;
   using Step = FloatStep;
-  static constexpr int STEPS = 4;
+  static constexpr int WORDS = 1, STEPS = 4;
   template <int STEP>
-  AE_INLINE VecF weights(VecU words) const {
-    const VecI at_top = (VecI)(words << (24 - 8 * STEP));
+  AE_INLINE VecF weights(const u32* words) const {
+    const VecI at_top = (VecI)(load_words(words) << (24 - 8 * STEP));
     return (VecF)((VecU)(at_top >> 4) & 0x87f00000u) * 0x1p120f;
   }
 };

@@ -24,6 +24,7 @@ constexpr const char* LAYOUT_NAMES =
     "PackedLinear.with_offsets "
     "PackedLinear.zero "
     "PackedLinear.float_activations "
+    "PackedLinear.groups_per_factor "
     "PackedLinear "
     "Part.data "
     "Part.rows "
@@ -32,6 +33,8 @@ constexpr const char* LAYOUT_NAMES =
     "CodesPart.codes "
     "CodesPart.scales "
     "CodesPart.offsets "
+    "CodesPart.factors "
+    "CodesPart.offset_factors "
     "CodesPart.rows "
     "CodesPart.stride "
     "CodesPart "
@@ -331,6 +334,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(PackedLinear, with_offsets),
     offsetof(PackedLinear, zero),
     offsetof(PackedLinear, float_activations),
+    offsetof(PackedLinear, groups_per_factor),
     sizeof(PackedLinear),
     offsetof(Part, data),
     offsetof(Part, rows),
@@ -339,6 +343,8 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(CodesPart, codes),
     offsetof(CodesPart, scales),
     offsetof(CodesPart, offsets),
+    offsetof(CodesPart, factors),
+    offsetof(CodesPart, offset_factors),
     offsetof(CodesPart, rows),
     offsetof(CodesPart, stride),
     sizeof(CodesPart),
