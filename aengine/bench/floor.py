@@ -83,7 +83,7 @@ class MachineProbe:
         if device.type == "cpu":
             # Without instructions for it torch multiplies bfloat16 a hundred times slower than our kernels, which then widen it.
             few = matrices[:, :128, :128]
-            dtype = min((dtype, torch.float32), key=lambda one: best_seconds(partial(torch.matmul, *few.to(one)), device, 2))
+            dtype = min((dtype, torch.float32), key=lambda one: best_seconds(partial(torch.matmul, *few.to(one)), device, 5))
         self._multiply = partial(torch.matmul, *matrices.to(dtype))
 
     def measure(self, repeats: int = 3) -> Machine:

@@ -55,7 +55,7 @@ _REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
     Level.FUSED: (None, ()),
     Level.PORTABLE: (None, ()),
     Level.NEON: ("aarch64", ()),
-    Level.AVX2: ("x86_64", ("fma", "avx2")),
+    Level.AVX2: ("x86_64", ("fma", "avx2", "f16c")),
     Level.AVX512: ("x86_64", _AVX512),
     Level.AVX512_VNNI: ("x86_64", (*_AVX512, "avx512_vnni")),
     Level.AVX512_BF16: ("x86_64", (*_AVX512, "avx512_vnni", "avx512_bf16")),

@@ -29,6 +29,8 @@ inline i64 panel_words(const PackedLinear& w) {
 AE_INLINE VecF load_half(const u16* p) {
 #if defined(__AVX512F__)
   return (VecF)_mm512_cvtph_ps((__m256i)load_as<VecH>(p));
+#elif defined(__F16C__) && defined(__AVX2__)
+  return (VecF)_mm256_cvtph_ps((__m128i)load_as<VecH>(p));
 #else
   const VecU bits = __builtin_convertvector(load_as<VecH>(p), VecU);
   const VecF magnitude = (VecF)((bits & 0x7fffu) << 13) * 0x1p112f;
@@ -45,8 +47,15 @@ AE_INLINE VecF load_scales(const u32* scales, i64 column, i32 kind) {
 
 // LANES int8 as numbers.
 AE_INLINE VecF load_multiples(const u32* multiples, i64 column) {
+  const u8* const p = reinterpret_cast<const u8*>(multiples) + column;
+#if defined(__AVX512F__)
+  return (VecF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (VecF)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
   typedef i8 VecB __attribute__((vector_size(LANES)));
-  return __builtin_convertvector(__builtin_convertvector(load_as<VecB>(reinterpret_cast<const u8*>(multiples) + column), VecI), VecF);
+  return __builtin_convertvector(__builtin_convertvector(load_as<VecB>(p), VecI), VecF);
+#endif
 }
 
 // The scales of a panel's columns for one group to out[0], and their offsets, if there are any, to out[1]. `factors`: that stand before it.
