@@ -25,6 +25,11 @@ class Layout:
 
 def packed(codes: Tensor, bits: int, order: list[int] | None = None) -> Tensor:
     """[n, m] numbers from 0 -> int32 words; number order[i] of each word is i places above the lowest."""
+    if bits == 3:  # 32 of them in three words, two of them in two words each
+        by_bit = codes[..., None].int() >> torch.arange(3) & 1
+        by_word = by_bit.reshape(len(codes), -1, 32).long() << torch.arange(32)
+        words = by_word.sum(-1)
+        return (words - ((words >> 31) << 32)).to(torch.int32)
     per_word = 32 // bits
     words = torch.zeros(len(codes), codes.shape[1] // per_word, dtype=torch.int64)
     for place, number in enumerate(order or range(per_word)):
@@ -256,6 +261,14 @@ def mxfp4_packed() -> Layout:
     return Layout(compressed("mxfp4-pack-quantized", **four), write)
 
 
+FEW_BITS: dict[str, Layout] = {
+    "gptq 2 bits": gptq(2, 32, symmetric=False),
+    "gptq 2 bits, act-order": gptq(2, 16, act_order=True),
+    "gptq 3 bits": gptq(3, 32, version=2),
+    "gptq 3 bits, asymmetric": gptq(3, 32, symmetric=False),
+    "auto-round 3 bits": auto_round("auto_round:auto_gptq", gptq(3, 32, symmetric=False)),
+}
+"""Their words hold 16 or 32 rows."""
 LAYOUTS: dict[str, Layout] = {
     "pack-quantized 4 bits, groups of 32": pack_quantized(4, 32),
     "pack-quantized 4 bits, asymmetric": pack_quantized(4, 32, symmetric=False),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import pathlib
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
+from driver import Driver, record_logits
+from gguf_files import Stored, gguf_bytes
 from row_tensors import dequantized
 
+from aengine.api.config import EngineConfig
 from aengine.kernels.quantized import QuantizedRows, common_zero_point, in_one_format
 from aengine.models.gguf.blocks import DTYPES, read_rows
 from aengine.models.gguf.gguf_file import BLOCKS, TYPES
+from aengine.runner.runner import ModelRunner
 
 gguf = pytest.importorskip("gguf")
 BITS = {"Q8_0": 8, "Q5_0": 6, "Q5_1": 6, "Q5_K": 6, "Q6_K": 6, "Q2_K": 2, "TQ1_0": 2, "TQ2_0": 2}
@@ -81,3 +89,47 @@ def test_sizes_of_blocks_are_those_of_the_package() -> None:
     for number, (name, values, size) in TYPES.items():
         kind = gguf.GGMLQuantizationType(number)
         assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, (values, size))
+
+
+def model_file(kinds: Sequence[str] | None) -> bytes:
+    """A Llama with q, k and v, output, gate, up and down of these types, by turns; None: of the numbers that they stand for."""
+    written = itertools.cycle(MIXED if kinds is None else kinds)
+    tensors: dict[str, Stored] = {}
+
+    def add(name: str, rows: int, columns: int) -> None:
+        kind = next(written)
+        data = random_blocks(kind, rows, columns // BLOCKS[kind][0]) if rows > 1 else np.ones((1, columns), np.float32)
+        if rows > 1:
+            data = data if kinds is not None else gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+        quantized = rows > 1 and kinds is not None
+        tensors[f"{name}.weight"] = kind if quantized else "F32", (rows, columns) if rows > 1 else (columns,), data.tobytes()
+
+    add("token_embd", 64, 256)
+    add("output_norm", 1, 256)
+    for layer in range(2):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{layer}.{name}", 1, 256)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            add(f"blk.{layer}.{name}", 256, 256)
+    shape = {"block_count": 2, "context_length": 256, "embedding_length": 256, "feed_forward_length": 256, "vocab_size": 64}
+    attention = {"attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5}
+    metadata = {f"llama.{key}": value for key, value in {**shape, **attention}.items()}
+    return gguf_bytes({"general.architecture": "llama", "tokenizer.ggml.model": "none", **metadata}, tensors)
+
+
+MIXED = ("Q4_K", "Q6_K", "IQ4_XS", "Q2_K", "Q3_K", "Q5_K", "IQ3_S")
+
+
+def test_logits_are_those_of_the_numbers(tmp_path: pathlib.Path) -> None:
+    """Of a model of many types, some in one matrix, which all are kept as codes."""
+    found = []
+    for name, kinds in (("codes", MIXED), ("numbers", None)):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(model_file(kinds))
+        options = {"dtype": "float32", "device": "cpu", "kv_cache_memory": 4 << 20, "max_num_seqs": 2}
+        runner = ModelRunner(EngineConfig(model=str(path), **options), path)
+        seen = record_logits(runner)
+        Driver(runner).generate([list(range(5, 24))], 2)
+        found.append(torch.cat([step.float() for step in seen]))
+    codes, numbers = found
+    assert (codes - numbers).abs().max() < 1e-4 * numbers.abs().max()

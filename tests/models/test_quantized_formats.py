@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from family_cases import TINY, randomize
-from quantized_layouts import LAYOUTS, Layout, Tensors, gptq, mxfp4, pack_quantized
+from quantized_layouts import FEW_BITS, LAYOUTS, Layout, Tensors, gptq, mxfp4, pack_quantized
 from quantized_models import MODELS, check_logits, plain, random_model, rewrite, rows_of
 from row_tensors import dequantized
 from safetensors.torch import save_file
@@ -22,7 +22,7 @@ from test_weights import CPU
 from aengine.api.config import EngineConfig
 from aengine.engine.loading import load_model
 from aengine.kernels.arrays import BFLOAT16, as_tensor
-from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
+from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT2_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
 from aengine.models.config.model_config import load_spec
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.weight_packing import WeightPacking
@@ -33,17 +33,22 @@ from aengine.runner.memory import quantized_bytes, weight_bytes
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.loading import fused
 
+ALL = {**LAYOUTS, **FEW_BITS}
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("shape", [(40, 96), (8, 64), (72, 32)])
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*itertools.product(LAYOUTS, [(40, 96), (8, 64), (72, 32)]), *itertools.product(FEW_BITS, [(32, 96), (64, 64), (96, 32)])],
+)
 def test_rows(name: str, shape: tuple[int, int]) -> None:
-    layout = LAYOUTS[name]
+    layout = ALL[name]
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     weight[1].abs_()  # so that a zero point is 0
     tensors, expected = layout.write(weight)
     rows = rows_of(layout.config, tensors, shape)
     assert rows.shape == shape
-    assert rows.bits == 4 if rows.codes.dtype == np.uint8 and rows.codes.max() < 16 else rows.bits == 8
+    few = rows.codes.dtype == np.uint8 and rows.codes.max() < 16
+    assert rows.bits == (2 if "2 bits" in name else 4 if few else 8)
     torch.testing.assert_close(dequantized(rows), expected, rtol=1e-6, atol=1e-7)
     some = np.array([3, 0, 7])
     assert torch.equal(dequantized(rows[some]), dequantized(rows)[some])
@@ -176,23 +181,24 @@ def named_as_dequantized(caplog) -> str:
     return found[0] if found else ""
 
 
-CODES = (INT4_CODES, INT8_CODES, FLOAT8_CODES)
+CODES = (INT2_CODES, INT4_CODES, INT8_CODES, FLOAT8_CODES)
 
 
 @pytest.mark.quick_cases(12)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ALL)
 def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> None:
     """On the CPU a matrix, and all experts together, take the bytes of their codes, and of a scale and a zero point per group at most."""
-    rewrite(models("qwen3_moe"), tmp_path, LAYOUTS[name])
+    rewrite(models("qwen3_moe"), tmp_path, ALL[name])
     weights = packed(tmp_path)
-    four = any(word in name for word in ("4 bits", "awq", "nf4", "mxfp4", "version 2", "auto-round", "pack-quantized 4"))
+    four = any(word in name for word in ("4 bits", "3 bits", "awq", "nf4", "mxfp4", "version 2", "auto-round", "pack-quantized 4"))
+    per_byte = 4 if "2 bits" in name else 2 if four else 1
     products = {stem: (weights.linears[f"layers.0.{stem}"], 1, 64) for stem in ("qkv", "output")}
     products |= {stem: (weights.grouped[f"layers.0.experts.{stem}"], 3, columns) for stem, columns in (("gate_up", 64), ("down", 32))}
     for stem, (product, count, columns) in products.items():
         first = product if count == 1 else product.linears[0]
         numbers = count * first.padded_features * columns
         assert first.c.format in CODES, stem
-        assert 0 < product.nbytes - numbers // (2 if four else 1) <= numbers // 32 * 8, stem
+        assert 0 < product.nbytes - numbers // per_byte <= numbers // min(first.c.group_size, 32) * 8, stem
     assert not named_as_dequantized(caplog)
 
 

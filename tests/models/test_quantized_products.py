@@ -10,7 +10,7 @@ import torch
 from driver import Driver, record_logits
 from family_cases import Case
 from quantized_cases import Kind
-from quantized_layouts import LAYOUTS
+from quantized_layouts import FEW_BITS, LAYOUTS
 from quantized_models import rewrite
 from row_tensors import dequantized
 from slow_cases import slow_but
@@ -71,6 +71,8 @@ def logits_of(folder: pathlib.Path, dtype: str = "float32") -> Tensor:
             ("qwen3", "gptq 4 bits, act-order", 4),
             ("qwen3_moe", "awq", 4),
             ("qwen3_moe", "gptq 4 bits, act-order", 4),
+            ("qwen3", "gptq 2 bits", 4),
+            ("qwen3_moe", "gptq 3 bits", 4),
             ("deepseek_v3", "fp8, blocks", 14),
             ("cohere2", "nf4", 4),
         ],
@@ -86,7 +88,7 @@ def test_logits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Those of the dequantised weights, to 1e-5 of the largest; and as many matrices are quantised as there should be."""
-    rewrite(save(model, tmp_path / "source"), tmp_path, LAYOUTS[layout])
+    rewrite(save(model, tmp_path / "source"), tmp_path, {**LAYOUTS, **FEW_BITS}[layout])
     counted: list[int] = []
     monkeypatch.setattr(loading, "check_memory", lambda weights, *others: counted.append(weights))
     expected = logits_of(tmp_path)

@@ -297,7 +297,7 @@ CONFIGS = [
         "quantization_config is not supported .quant_method 'quip'.; supported are compressed-tensors, gptq, awq, auto-round, fp8, ",
     ),
     ("gptq", "quantization_config 'gptq' in config.json is not an object"),
-    ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "bits 3 in quantization_config is not supported; supported are 4, 8"),
+    ({"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits 5 in quantization_config is not supported; supported are 2, 3, 4, 8"),
     ({"quant_method": "gptq", "bits": 4}, "lacks group_size"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size 0 in config.json is not a positive integer"),
     ({**gptq(4, 32).config, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin' .* supported are gptq, gptq_v2"),

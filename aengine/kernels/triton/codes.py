@@ -98,11 +98,12 @@ class Format:
             if not same or not same_groups or not equal(part.table, first.table):
                 return None
         signed, float8 = first.codes.dtype == torch.int8, first.codes.dtype == torch.float8_e4m3fn
-        unit = {4: 2 * HALF, 8: 16}.get(first.bits)
-        if unit is None or (not whole and group_size % unit) or (first.bits == 4 and float8):
+        bits = 4 if first.bits <= 4 else 8  # that there are kernels for
+        unit = 2 * HALF if bits == 4 else 16
+        if (not whole and group_size % unit) or (bits == 4 and float8):
             return None
         table, kind = first.table, FLOATS if float8 else INTEGERS if first.table is None else TABLE
-        if first.bits == 4 and equal(table, torch.cat((_E2M1, -_E2M1))):
+        if bits == 4 and equal(table, torch.cat((_E2M1, -_E2M1))):
             table, kind = None, FLOATS
         offsets = [part.offsets for part in parts if part.offsets is not None]
         zero = common_zero_point(parts) if kind == INTEGERS else None
@@ -111,7 +112,7 @@ class Format:
         else:
             offsets = []
         dtype = exact_dtype([*(part.scales for part in parts), *offsets])
-        return cls(first.bits, kind, 0 if whole else group_size, zero, signed, bool(offsets), torch_dtype(dtype), table)
+        return cls(bits, kind, 0 if whole else group_size, zero, signed, bool(offsets), torch_dtype(dtype), table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
     def scheme(**changes: Any) -> Gptq:
         part = _changed(reader, changes)
-        return Gptq(one_of(part, "bits", 4, 8), _group_size(part), part.flag("desc_act"), 2 if version == "gptq_v2" else 1)
+        return Gptq(one_of(part, "bits", 2, 3, 4, 8), _group_size(part), part.flag("desc_act"), 2 if version == "gptq_v2" else 1)
 
     version = one_of(reader, "checkpoint_format", "gptq", "gptq_v2")
     rules = [Rule("lm_head", None)] if not reader.flag("lm_head") else []
@@ -81,7 +81,7 @@ def _auto_round(reader: ConfigReader) -> tuple[Rule, ...]:
         if part.positive("bits") >= 16:
             return None
         version = _PACKINGS[packing]
-        bits = one_of(part, "bits", *((4,) if version is None else (4, 8)))
+        bits = one_of(part, "bits", *((4,) if version is None else (2, 3, 4, 8)))
         one_of(part, "data_type", "int")
         return Awq(_group_size(part)) if version is None else Gptq(bits, _group_size(part), False, version)
 

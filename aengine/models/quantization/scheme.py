@@ -125,13 +125,17 @@ def num_words(count: int, bits: int, what: str) -> int:
 
 
 def unpacked(words: Array, bits: int) -> Array:
-    """[n, words] int32 or uint8 of codes of 4 or 8 bits, the lowest bits first -> [n, codes] uint8."""
+    """[n, words] int32 or uint8 of codes of 2, 3, 4 or 8 bits, the lowest bits first -> [n, codes] uint8. Codes of 3 bits cross words."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return packed
-    codes = np.empty((*packed.shape, 2), np.uint8)
-    np.bitwise_and(packed, 15, out=codes[..., 0])
-    np.right_shift(packed, 4, out=codes[..., 1])
+    if bits == 3:
+        by_code = np.unpackbits(packed, axis=-1, bitorder="little").reshape(len(packed), -1, 3)
+        return by_code[..., 0] | by_code[..., 1] << 1 | by_code[..., 2] << 2
+    codes = np.empty((*packed.shape, 8 // bits), np.uint8)
+    for number in range(8 // bits):
+        np.right_shift(packed, bits * number, out=codes[..., number])
+    np.bitwise_and(codes, (1 << bits) - 1, out=codes)
     return codes.reshape(len(packed), -1)
 
 
@@ -149,7 +153,8 @@ def integer_rows(
         codes = (codes ^ middle).view(np.int8)
     else:
         offsets = -scales * (middle if zeros is None else zeros.astype(np.float32))
-    return QuantizedRows(np.ascontiguousarray(codes), scales, group_size or codes.shape[1], bits, offsets, order=order)
+    kept_bits = 4 if bits == 3 else bits
+    return QuantizedRows(np.ascontiguousarray(codes), scales, group_size or codes.shape[1], kept_bits, offsets, order=order)
 
 
 def column_order(groups: Array, group_size: int | None, name: str) -> Array | None:
