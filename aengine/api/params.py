@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy decoding
 MAX_BIAS = 100.0
 MAX_STRING_BYTES = 256
+MAX_CONTEXT_BYTES = 1 << 20
 _LEAST_NORM = 1e-12  # of a vector, as torch.nn.functional.normalize
 MAX_CHOICES = 4096
 
@@ -241,6 +242,9 @@ class SamplingParams:
     not computed again. Default: 0, of all."""
     max_drafts: Annotated[int | None, Range(0, 16)] = None
     """0..16: most drafts in one step, 0 for none. Default: the engine's. They change when tokens come, and not which."""
+    draft_context: Annotated[tuple[str, ...], partial(_strings, 16, most_bytes=MAX_CONTEXT_BYTES)] = ()
+    """Up to 16 strings of 1..1048576 bytes that the output may repeat, such as a file that it edits, the likeliest last: n-gram drafts are
+    looked for there, too. A single string is taken too. They change when tokens come, and not which."""
     structured_output: Annotated[StructuredOutput | None, _structured_output] = None
     """A grammar that the output must match, or what follows its `reasoning`."""
     reasoning: Annotated[Reasoning | None, _reasoning] = None
@@ -364,13 +368,13 @@ def _layers(most: int, value: Any) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _strings(most: int, value: Any) -> tuple[str, ...]:
+def _strings(most: int, value: Any, most_bytes: int = MAX_STRING_BYTES) -> tuple[str, ...]:
     several = () if value is None else (value,) if isinstance(value, str) else value
     entries = _entries(most, several) if isinstance(several, tuple | list) else [several]
     if not all(isinstance(one, str) for one in entries):
         raise Refusal(is_not(value, "a list of strings"))
-    if any(not 1 <= len(one) <= MAX_STRING_BYTES or len(one.encode(errors="replace")) > MAX_STRING_BYTES for one in entries):
-        raise Refusal(f"each string must have 1 to {MAX_STRING_BYTES} bytes")
+    if any(not 1 <= len(one) <= most_bytes or len(one.encode(errors="replace")) > most_bytes for one in entries):
+        raise Refusal(f"each string must have 1 to {most_bytes} bytes")
     return tuple(dict.fromkeys(entries))
 
 

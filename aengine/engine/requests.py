@@ -34,6 +34,7 @@ from aengine.api.request import (
     images_of,
 )
 from aengine.engine.workers import Steps
+from aengine.scheduler.drafters import NGRAM
 from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
 from aengine.scheduler.sequence import Request
 from aengine.tokenizer.caller_text import QUICK_SECONDS, TemplateTimeError
@@ -54,6 +55,7 @@ class Limits:
     least_output: int = 1  # tokens, that a prompt leaves room for
     image_input: ImageInput | None = None  # None: prompts have no images
     step_tokens: int = 0  # that one step can always compute of a prompt
+    looks_up: bool = False  # there are n-gram drafts
 
     @property
     def tokens(self) -> int:
@@ -158,8 +160,8 @@ def check_request(
 ) -> CheckedRequest:
     """Adds to `violations`; only if there are none, the result is what it says. `options`: None if they are known to be wrong."""
     form, size, at_least, checked = _check_prompt(prompt, options, limits, violations)
-    if params.bad_words or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
-        size = max(size, 1)
+    if params.bad_words or params.draft_context or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
+        size = max(size, sum(map(len, params.draft_context)), 1)
     model = limits.model
     found = limits.misfits(params, at_least)
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
@@ -173,8 +175,7 @@ def check_request(
     if not model.output_head and limits.least_output:
         found.append(FieldViolation("prompt", "the model only makes embeddings: its checkpoint has no output head"))
     if not model.tokenizer:
-        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "reasoning", "detokenize") if getattr(params, name)]
-        found.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in wanted_text)
+        found.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in _TEXTS if getattr(params, name))
     try:
         params = params.with_defaults_of(model.generation_defaults)
     except InvalidRequestError as error:
@@ -203,6 +204,9 @@ def check_request(
     return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known, images)
 
 
+_TEXTS = ("stop", "bad_words", "draft_context", "structured_output", "reasoning", "detokenize")
+
+
 def check_images(images: Sequence[Any], limits: Limits) -> Sequence[Any]:
     """Return the images, which may be none. Raises `InvalidRequestError` (prompt), for any of a model that takes none."""
     model, described = limits.model, limits.image_input
@@ -216,15 +220,6 @@ def check_images(images: Sequence[Any], limits: Limits) -> Sequence[Any]:
         if isinstance(image, Video) and (described is None or not described.takes_videos):
             raise InvalidRequestError.of("prompt", f"image {number} is a video, and the model takes no videos")
     return found
-
-
-def check_literals(literals: Sequence[tuple[int, int]], length: int) -> None:
-    """Raises `InvalidRequestError` (literals) for what are no places, in their order, in a text of `length` characters."""
-    end = 0
-    for start, stop in literals:
-        if not end <= start < stop <= length:
-            raise InvalidRequestError.of("literals", f"({start}, {stop}) is not a place in [{end}, {length}]")
-        end = stop
 
 
 def chat_size(messages: Sequence[Any], options: ChatOptions | None) -> int:
@@ -302,8 +297,7 @@ def prepare(
             prompt, literals, before = rendered.text, rendered.literals, rendered.history
             yield len(prompt)
         if isinstance(prompt, str):
-            with_special = request.form == "text"
-            encoded = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
+            encoded = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=request.form == "text", literals=literals)
             prompt = [*before, *encoded] if before else encoded
     images: PromptImages | None = None
     if request.fork is not None:
@@ -319,6 +313,12 @@ def prepare(
         limits.read_ids(ids[ids >= 0])
     else:
         ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
+    context: list[int] = []
+    for text in params.draft_context if limits.looks_up else ():
+        assert tokenizer is not None
+        # Behind the end of the prompt, so that the first tokens of each are found where nothing is generated yet.
+        context += [*ids[-NGRAM:].tolist(), *tokenizer.encode(text, add_special_tokens=False, literals=[(0, len(text))])]
+        yield len(text)
     limits.check(params, len(ids), num_known=max(map(len, request.known.values()), default=0))
     model = limits.model
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
@@ -369,6 +369,7 @@ def prepare(
             adapter=adapter[0],
             adapter_number=adapter[1],
             max_drafts=params.max_drafts,
+            draft_context=np.array(context, np.int32),
             images=images,
             num_forks=len(sequences) - 1 if key == first and fork is None else 0,
             fork_of=fork.key if fork is not None else None if key == first else first,

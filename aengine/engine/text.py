@@ -35,7 +35,6 @@ from aengine.engine.requests import (
     SessionHistory,
     chat_size,
     check_images,
-    check_literals,
     encode_text,
     render_chat,
 )
@@ -290,7 +289,7 @@ class Texts:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool, for_prompt: bool, literals: Sequence[tuple[int, int]], pair: str | None = None
     ) -> list[int]:
-        check_literals(literals, len(text))
+        _check_literals(literals, len(text))
         limits = self._limits if for_prompt else None
         steps = encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens, literals=literals, pair=pair)
         return await self._run(steps, len(text) + len(pair or ""))
@@ -350,3 +349,12 @@ def _read_bytes(known: TokenBytes, token_ids: Sequence[int]) -> Steps[dict[int, 
         yield len(token_ids) - start
         found |= {token_id: known[token_id] for token_id in token_ids[start : start + BYTES_AT_ONCE]}
     return found
+
+
+def _check_literals(literals: Sequence[tuple[int, int]], length: int) -> None:
+    """Raises `InvalidRequestError` (literals) for what are no places, in their order, in a text of `length` characters."""
+    end = 0
+    for start, stop in literals:
+        if not end <= start < stop <= length:
+            raise InvalidRequestError.of("literals", f"({start}, {stop}) is not a place in [{end}, {length}]")
+        end = stop

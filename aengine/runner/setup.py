@@ -25,9 +25,8 @@ from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.arrays import FLOAT8, INT8, torch_dtype
 from aengine.kernels.paged_cache import StateLayout
 from aengine.kernels.quantized import Rows
-from aengine.models.choice import AnySpec, find_spec
+from aengine.models.choice import AnySpec, eagle_spec, find_spec, mtp_spec
 from aengine.models.config.model_config import load_spec
-from aengine.models.draft_heads import eagle_spec, mtp_spec
 from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.images import ImagePositions
 from aengine.models.loading.checkpoint import WeightsDigest

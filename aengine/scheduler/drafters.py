@@ -44,8 +44,9 @@ NO_DRAFT = Draft(NO_INTS, DraftSource.NGRAM)
 class Drafter(Protocol):
     """Has a state for each row. Called by the scheduler, from its thread."""
 
-    def assign(self, row: int, group: Hashable) -> None:
-        """The row is assigned to another sequence. `group`: the sequences that may learn from each other, as their time tells."""
+    def assign(self, row: int, group: Hashable, context: IntArray = NO_INTS) -> None:
+        """The row is assigned to another sequence. `group`: the sequences that may learn from each other, as their time tells. `context`:
+        tokens that it may repeat."""
 
     def release(self, row: int, tokens: IntArray) -> None:
         """The sequence of the row has ended; `tokens` are all that it had, in memory of the caller's."""
@@ -105,21 +106,26 @@ _MOST_NEW = 4096  # tokens of a prompt that are indexed in one call, so that no 
 
 
 class NgramDrafter:
-    """A `Drafter` that looks up the last tokens of a sequence in its prompt and output, and, where no long match is there, in those of the
-    latest sequences of its group that have ended. It proposes what followed them."""
+    """A `Drafter` that looks up the last tokens of a sequence in its prompt and output, and, where no long match is there, in its context
+    and in the latest sequences of its group that have ended. It proposes what followed them."""
 
     def __init__(self, vocab_size: int, max_rows: int) -> None:
         self._base = vocab_size
         self._indexes: list[_Index | None] = [None] * max_rows
         self._groups: list[Hashable] = [None] * max_rows
+        self._contexts: list[_Past | None] = [None] * max_rows
         self._past: OrderedDict[Hashable, _Past] = OrderedDict()  # by group, the one that was added to last at the end
         self._acceptance = [Acceptance(likely) for likely in (*_LIKELY, *_LIKELY)]  # of its own tokens, then of others'
         self._kinds = [0] * max_rows  # of the match of a row's latest draft, an index of these
 
-    def assign(self, row: int, group: Hashable) -> None:
-        self._indexes[row], self._groups[row] = None, group
+    def assign(self, row: int, group: Hashable, context: IntArray = NO_INTS) -> None:
+        self._indexes[row], self._groups[row], self._contexts[row] = None, group, None
+        if len(context):
+            self._contexts[row] = past = _Past(self._base)
+            past.add_sequence(context)
 
     def release(self, row: int, tokens: IntArray) -> None:
+        self._contexts[row] = None
         group = self._groups[row]
         past = self._past.pop(group) if group in self._past else _Past(self._base)
         past.add_sequence(tokens)
@@ -135,8 +141,9 @@ class NgramDrafter:
         source = tokens
         place, length = index.longest_match(tokens, tokens)
         kind = bisect.bisect(_LENGTHS, length)
-        past = self._past.get(self._groups[row])
-        if past is not None and length < _LENGTHS[-1]:
+        for past in (self._contexts[row], self._past.get(self._groups[row])):
+            if past is None or length >= _LENGTHS[-1]:
+                continue
             for others, places in past.parts():
                 other_place, other_length = places.longest_match(others, tokens)
                 if other_length > length:
@@ -234,7 +241,7 @@ class ModelDrafter:
         self._source = source
         self._acceptance = Acceptance(0.6)
 
-    def assign(self, row: int, group: Hashable) -> None:
+    def assign(self, row: int, group: Hashable, context: IntArray = NO_INTS) -> None:
         pass
 
     def release(self, row: int, tokens: IntArray) -> None:
@@ -256,9 +263,9 @@ class BestOfBoth:
         self._ngram = ngram
         self._model = model
 
-    def assign(self, row: int, group: Hashable) -> None:
-        self._ngram.assign(row, group)
-        self._model.assign(row, group)
+    def assign(self, row: int, group: Hashable, context: IntArray = NO_INTS) -> None:
+        self._ngram.assign(row, group, context)
+        self._model.assign(row, group, context)
 
     def release(self, row: int, tokens: IntArray) -> None:
         self._ngram.release(row, tokens)

@@ -152,7 +152,7 @@ class Drafts:
         sequence = self._rows.sequences[row]
         assert sequence is not None
         request = sequence.request
-        self._drafter.assign(row, (request.tenant, request.cache_salt, request.adapter))
+        self._drafter.assign(row, (request.tenant, request.cache_salt, request.adapter), request.draft_context)
         self._lengths.assign(row)
         self._unused.pop(row, None)
         self._looks.hasten()

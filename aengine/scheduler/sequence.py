@@ -64,6 +64,7 @@ class Request:
     adapter: int = 0  # its key in the runner; 0: none
     adapter_number: int = 0  # in the names of pages, the same in every process; 0: the key stands for it
     max_drafts: int | None = None  # in a step; None: as many as the scheduler's
+    draft_context: IntArray = field(default_factory=lambda: NO_INTS)  # what the output may repeat
     images: PromptImages | None = None
     num_forks: int = 0  # requests with the same prompt and adapter that name this one in `fork_of`
     fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose pages are shared

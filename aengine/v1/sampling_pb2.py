@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61\x65ngine/v1/sampling.proto\x12\naengine.v1\x1a\x1egoogle/protobuf/duration.proto\"\xce\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\rH\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).aengine.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0f \x03(\r\x12\x16\n\x0e\x62\x61nned_strings\x18\x10 \x03(\t\x12\x17\n\nmax_drafts\x18\x11 \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_drafts\"\xf5\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12-\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x16.aengine.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x13.aengine.v1.ChoicesH\x00\x12&\n\x07grammar\x18\x05 \x01(\x0b\x32\x13.aengine.v1.GrammarH\x00\x12\x16\n\x0estrict_formats\x18\x06 \x01(\x08\x12\x14\n\x0c\x65xact_one_of\x18\x07 \x01(\x08\x42\x0c\n\nconstraint\"\x0c\n\nJsonObject\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x19\n\x07Grammar\x12\x0e\n\x06source\x18\x01 \x01(\t\"u\n\tReasoning\x12\x0f\n\x07opening\x18\x01 \x01(\t\x12\x0f\n\x07\x63losing\x18\x02 \x01(\t\x12\x0e\n\x06opened\x18\x03 \x01(\x08\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\tB\r\n\x0b_max_tokens\"\x93\x03\n\x10StoppingCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10\x63lamp_max_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x36\n\x12stop_on_repetition\x18\n \x01(\x0b\x32\x1a.aengine.v1.RepetitionStop\x12#\n\x16include_stop_in_output\x18\x07 \x01(\x08H\x04\x88\x01\x01\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_max_tokensB\x13\n\x11_clamp_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x19\n\x17_include_stop_in_output\"\x82\x01\n\x0eRepetitionStop\x12\x16\n\tmax_cycle\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmin_cycle\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tmin_count\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0c\n\n_max_cycleB\x0c\n\n_min_cycleB\x0c\n\n_min_countb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61\x65ngine/v1/sampling.proto\x12\naengine.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe5\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\rH\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).aengine.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0f \x03(\r\x12\x16\n\x0e\x62\x61nned_strings\x18\x10 \x03(\t\x12\x17\n\nmax_drafts\x18\x11 \x01(\rH\t\x88\x01\x01\x12\x15\n\rdraft_context\x18\x12 \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_drafts\"\xf5\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12-\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x16.aengine.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x13.aengine.v1.ChoicesH\x00\x12&\n\x07grammar\x18\x05 \x01(\x0b\x32\x13.aengine.v1.GrammarH\x00\x12\x16\n\x0estrict_formats\x18\x06 \x01(\x08\x12\x14\n\x0c\x65xact_one_of\x18\x07 \x01(\x08\x42\x0c\n\nconstraint\"\x0c\n\nJsonObject\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x19\n\x07Grammar\x12\x0e\n\x06source\x18\x01 \x01(\t\"u\n\tReasoning\x12\x0f\n\x07opening\x18\x01 \x01(\t\x12\x0f\n\x07\x63losing\x18\x02 \x01(\t\x12\x0e\n\x06opened\x18\x03 \x01(\x08\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\tB\r\n\x0b_max_tokens\"\x93\x03\n\x10StoppingCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10\x63lamp_max_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x36\n\x12stop_on_repetition\x18\n \x01(\x0b\x32\x1a.aengine.v1.RepetitionStop\x12#\n\x16include_stop_in_output\x18\x07 \x01(\x08H\x04\x88\x01\x01\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_max_tokensB\x13\n\x11_clamp_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x19\n\x17_include_stop_in_output\"\x82\x01\n\x0eRepetitionStop\x12\x16\n\tmax_cycle\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmin_cycle\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tmin_count\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0c\n\n_max_cycleB\x0c\n\n_min_cycleB\x0c\n\n_min_countb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=74
-  _globals['_SAMPLINGPARAMS']._serialized_end=664
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=474
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=522
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=667
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=912
-  _globals['_JSONOBJECT']._serialized_start=914
-  _globals['_JSONOBJECT']._serialized_end=926
-  _globals['_CHOICES']._serialized_start=928
-  _globals['_CHOICES']._serialized_end=953
-  _globals['_GRAMMAR']._serialized_start=955
-  _globals['_GRAMMAR']._serialized_end=980
-  _globals['_REASONING']._serialized_start=982
-  _globals['_REASONING']._serialized_end=1099
-  _globals['_STOPPINGCRITERIA']._serialized_start=1102
-  _globals['_STOPPINGCRITERIA']._serialized_end=1505
-  _globals['_REPETITIONSTOP']._serialized_start=1508
-  _globals['_REPETITIONSTOP']._serialized_end=1638
+  _globals['_SAMPLINGPARAMS']._serialized_end=687
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=497
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=545
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=690
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=935
+  _globals['_JSONOBJECT']._serialized_start=937
+  _globals['_JSONOBJECT']._serialized_end=949
+  _globals['_CHOICES']._serialized_start=951
+  _globals['_CHOICES']._serialized_end=976
+  _globals['_GRAMMAR']._serialized_start=978
+  _globals['_GRAMMAR']._serialized_end=1003
+  _globals['_REASONING']._serialized_start=1005
+  _globals['_REASONING']._serialized_end=1122
+  _globals['_STOPPINGCRITERIA']._serialized_start=1125
+  _globals['_STOPPINGCRITERIA']._serialized_end=1528
+  _globals['_REPETITIONSTOP']._serialized_start=1531
+  _globals['_REPETITIONSTOP']._serialized_end=1661
 # @@protoc_insertion_point(module_scope)

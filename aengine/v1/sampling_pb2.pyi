@@ -66,6 +66,7 @@ class SamplingParams(_message.Message):
     BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BANNED_STRINGS_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
+    DRAFT_CONTEXT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits. Finite, 0 to 100; below 1e-5 decoding is greedy, which is argmax.
     Default: the model's, then 1.
@@ -129,6 +130,13 @@ class SamplingParams(_message.Message):
         At most 64 of 1 to 256 bytes. Default: none.
         """
 
+    @_builtins.property
+    def draft_context(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that the output may repeat, such as a file that it edits, the likeliest last: n-gram drafts are
+        looked for there, too. They change when tokens come, and not which. At most 16 of 1 to 1048576 bytes.
+        Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -146,10 +154,11 @@ class SamplingParams(_message.Message):
         banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         banned_strings: _abc.Iterable[_builtins.str] | None = ...,
         max_drafts: _builtins.int | None = ...,
+        draft_context: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_drafts", b"_max_drafts", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_drafts", b"max_drafts", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_drafts", b"_max_drafts", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "banned_strings", b"banned_strings", "banned_token_ids", b"banned_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_drafts", b"max_drafts", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_drafts", b"_max_drafts", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "banned_strings", b"banned_strings", "banned_token_ids", b"banned_token_ids", "draft_context", b"draft_context", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_drafts", b"max_drafts", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015

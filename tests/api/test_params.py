@@ -43,7 +43,7 @@ NUMBERS: dict[str, tuple[type, float, float, bool]] = {  # kind, lowest, highest
 FLAGS = {"clamp_max_tokens": False, "ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True}
 OPTIONAL_FLAGS = ("detokenize",)
 ID_LISTS = {"stop_token_ids": 128, "banned_token_ids": 1024, "allowed_token_ids": 2**18}
-STRING_LISTS = {"stop": 16, "bad_words": 64}
+STRING_LISTS = {"stop": 16, "bad_words": 64, "draft_context": 16}
 OTHERS = {"logit_bias", "structured_output", "reasoning", "logits_processors", "stop_on_repetition"}
 
 
@@ -177,14 +177,15 @@ def test_strings(name: str) -> None:
     assert accepted(name, "ab") == ("ab",), "a single string"
     assert accepted(name, ["b", "a", "b"]) == ("b", "a"), "a tuple, each once, in order"
     assert accepted(name, ()) == ()
-    longest = ["x" * 256, "漢" * 85 + "x", "😀" * 64, "\n", " "]
+    size = 1 << 20 if name == "draft_context" else 256
+    longest = ["x" * size, "漢" * (size // 3) + "x", "😀" * (size // 4), "\n", " "]
     assert accepted(name, longest) == tuple(longest)
     many = [str(number) for number in range(most)]
     assert accepted(name, many) == tuple(many)
     assert refused(SamplingParams, **{name: [*many, "x"]}) == {name: f"{most + 1} entries are more than {most}"}
     assert accepted(name, None) == ()
-    for value in ("", [""], ["a", ""], "x" * 257, ["漢" * 85 + "xy"]):
-        assert refused(SamplingParams, **{name: value}) == {name: "each string must have 1 to 256 bytes"}
+    for value in ("", [""], ["a", ""], "x" * (size + 1), ["漢" * (size // 3) + "xy"]):
+        assert refused(SamplingParams, **{name: value}) == {name: f"each string must have 1 to {size} bytes"}
     for value in (5, b"ab", [b"ab"], ["a", None], {"a"}, {"a": 1}):
         assert "is not a list of strings" in refused(SamplingParams, **{name: value})[name], value
 
@@ -327,6 +328,7 @@ def test_defaults_leave_everything_else() -> None:
         "allowed_token_ids": (1, 2),
         "banned_token_ids": (3,),
         "bad_words": ("b",),
+        "draft_context": ("c",),
         "max_tokens": 7,
         "min_tokens": 2,
         "stop": ("s",),
@@ -469,6 +471,7 @@ def test_none_and_what_is_off_elsewhere() -> None:
         "stop",
         "stop_token_ids",
         "bad_words",
+        "draft_context",
         "banned_token_ids",
         "logit_bias",
         "logits_processors",

@@ -182,7 +182,7 @@ class KnownDrafts:
                 for end in range(len(outcome.prompt_ids), len(ids)):
                     self._following[np.array(ids[:end], np.int32).tobytes()] = ids[end:]
 
-    def assign(self, row: int, group: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
         pass
 
     def release(self, row: int, tokens: object) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,3 +107,19 @@ async def test_right_drafts_are_accepted(drafter: str, monkeypatch: pytest.Monke
         await outcomes(engine, cases, 8)
         stats = engine.stats()
     assert stats.accepted_draft_tokens == stats.draft_tokens > 60
+
+
+async def test_what_is_given_as_draft_context_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first token on; of another text, and where there are no n-gram drafts, nothing changes but the drafts."""
+    use_every_draft(monkeypatch)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    async with engine_of("float32") as engine:
+        plain = await engine.generate(TEXTS[0], params)
+        assert (await engine.generate(TEXTS[0], replace(params, draft_context=plain.text))).token_ids == plain.token_ids
+    accepted = {}
+    for name, context in (("none", ()), ("its output", (plain.text,)), ("others", (TEXTS[1], TEXTS[2]))):
+        async with engine_of("float32", speculative="ngram") as engine:
+            found = await engine.generate(TEXTS[0], replace(params, draft_context=context))
+        assert found.token_ids == plain.token_ids
+        accepted[name] = sum(one.accepted for one in found.usage.drafts)
+    assert accepted["its output"] > max(30, accepted["none"], accepted["others"])

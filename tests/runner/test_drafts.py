@@ -82,7 +82,7 @@ class Drafts:
         self.rng = rng
         self.num_proposed = self.num_accepted = 0
 
-    def assign(self, row: int, group: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
         pass
 
     def release(self, row: int, tokens: object) -> None:

@@ -46,7 +46,7 @@ class KnowingDrafter:
         self._truth_of = truth_of
         self._rng = rng
 
-    def assign(self, row: int, group: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
         pass
 
     def release(self, row: int, tokens: object) -> None:

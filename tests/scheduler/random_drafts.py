@@ -22,7 +22,7 @@ class RandomDrafts:
         self._rng = rng
         self._known: dict[int, list[int]] = {}  # by row
 
-    def assign(self, row: int, group: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
         self._known[row] = []
 
     def release(self, row: int, tokens: object) -> None:

@@ -34,7 +34,7 @@ class Planted:
         self._rng = np.random.default_rng(0)
         self._acceptance = Acceptance(0.6)
 
-    def assign(self, row: int, group: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
         pass
 
     def release(self, row: int, tokens: object) -> None:

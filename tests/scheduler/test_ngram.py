@@ -77,6 +77,18 @@ def test_what_ended_sequences_of_its_group_had_is_found() -> None:
     assert drafter.propose(1, text[100:150], 4).token_ids.tolist() == [], "another group"
 
 
+def test_its_context_is_looked_up_before_what_ended_sequences_had() -> None:
+    drafter = NgramDrafter(vocab_size=100, max_rows=2)
+    drafter.assign(0, None)
+    drafter.release(0, ints(1, 2, 3, 60, 61))
+    drafter.assign(1, None, ints(1, 2, 3, 70, 71))
+    assert drafter.propose(1, ints(9, 1, 2, 3), 2).token_ids.tolist() == [70, 71]
+    drafter.assign(0, None)
+    assert drafter.propose(0, ints(9, 1, 2, 3), 2).token_ids.tolist() == [60, 61], "another's context"
+    drafter.assign(1, None)
+    assert drafter.propose(1, ints(9, 1, 2, 3), 2).token_ids.tolist() == [60, 61], "that of the sequence before"
+
+
 def test_its_own_tokens_come_first_unless_another_match_is_longer() -> None:
     drafter = NgramDrafter(vocab_size=100, max_rows=2)
     drafter.assign(0, None)

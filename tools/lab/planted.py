@@ -38,7 +38,7 @@ class PlantedDrafter:
     def plant(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         self._known[_name(prompt)] = np.array([*prompt, *output], np.int32)
 
-    def assign(self, row: int, group: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
         self._of_rows.pop(row, None)
 
     def release(self, row: int, tokens: object) -> None:
@@ -71,8 +71,8 @@ class EditDrafter:
             document += edit
         self._documents[_name(prompt)] = np.array(document, np.int32)
 
-    def assign(self, row: int, group: object = None) -> None:
-        self._ngrams.assign(row, group)
+    def assign(self, row: int, group: object = None, context: object = None) -> None:
+        self._ngrams.assign(row, group, context)
         self._of_rows.pop(row, None)
 
     def release(self, row: int, tokens: object) -> None:

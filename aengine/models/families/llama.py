@@ -192,7 +192,7 @@ def _mimo_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
 
 
 def _eagle3(reader: ConfigReader) -> ModelSpec:
-    """A head without its target: that of `draft_heads.py` is whole."""
+    """A head without its target: that of `choice.py` is whole."""
     reader.refuse(num_hidden_layers=1, fc_norm=None, use_aux_norm=False, norm_output=False, bias=False)
     given, eagle = reader.get("eagle_aux_hidden_state_layer_ids"), reader.part("eagle_config")
     if given is not None:  # as vLLM counts them: layers whose inputs are read
@@ -330,7 +330,7 @@ FAMILIES = (
         _eagle3,
         {"max_position_embeddings": 2048},
         _EAGLE3_NAMES,
-        ignored="t2d|d2t",  # which tokens the output head has: see `draft_heads.py`
+        ignored="t2d|d2t",  # which tokens the output head has: see `choice.py`
         other_names={"model.layers.0.": "midlayer.", "layers.0.": "midlayer.", "model.": ""},
     ),
 )

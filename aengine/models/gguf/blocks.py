@@ -71,7 +71,7 @@ def _rows(codes: Array, scales: Array, group: int, bits: int, offsets: Array | N
 
 
 def _of_factors(codes: Array, scales: _Multiples, bits: int, minima: _Multiples | None = None, table: Array | None = None) -> QuantizedRows:
-    """As `_rows`, of blocks of 256 columns with a factor each. `minima`: which are subtracted."""
+    """Make quantised rows of blocks of 256 columns with a factor each. `minima`: which are subtracted."""
     factors, multiples = scales
     rows = _rows(codes, factors[..., None] * multiples, 256 // multiples.shape[-1], bits, table=table)
     rows = replace(rows, factors=factors)
@@ -139,7 +139,7 @@ def _q3_k(blocks: Array) -> QuantizedRows:
 
 
 def _scales_and_minima(blocks: Array) -> tuple[_Multiples, _Multiples]:
-    """Of the types of 256 columns: twice eight numbers of 6 bits in 12 bytes."""
+    """Read those of a block of 256 columns: twice eight numbers of 6 bits in 12 bytes."""
     first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = np.concatenate((first & 63, (mixed & 15) | ((first >> 2) & 48)), -1)
     minima = np.concatenate((second & 63, (mixed >> 4) | ((second >> 2) & 48)), -1)

@@ -12,9 +12,9 @@ from aengine.api.errors import ConfigError
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.ops import KvPool, draw, place_bytes
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
+from aengine.models.choice import draft_token_ids
 from aengine.models.cpu.cpu_operations import page_parts
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, PreparedStep, unsupported
-from aengine.models.draft_heads import draft_token_ids
 from aengine.runner.contract import IntArray, Step
 from aengine.runner.cpu.packed_loading import WeightsWriting, load_packed
 from aengine.runner.memory import quantized_bytes, weight_bytes

@@ -25,7 +25,7 @@ from aengine.attention import AttentionBackend, AttentionMetadata
 from aengine.kernels.arrays import as_tensor, to_device, upload
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, ExpertExchange
-from aengine.models.draft_heads import draft_token_ids
+from aengine.models.choice import draft_token_ids
 from aengine.models.images import StepImages
 from aengine.models.spec import ModelSpec
 from aengine.models.torch.blocks import Weight

@@ -9,7 +9,7 @@ from typing import Any
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
-from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
+from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of
 from aengine.api.outputs import FinishReason, Token
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.chat.text_source import CallStarted, ChatMessage, MessageBuilder
@@ -19,7 +19,7 @@ from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_generation
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 from aengine.server.http.body_parameters import IGNORED as IGNORED_EVERYWHERE
-from aengine.server.http.chat_input import allowed_of, read_messages, read_response_format, read_tool_choice, read_tools
+from aengine.server.http.chat_input import allowed_of, read_content, read_messages, read_response_format, read_tool_choice, read_tools
 from aengine.server.http.chat_output import (
     FINISH_REASONS,
     Chunks,
@@ -54,6 +54,7 @@ TAKEN: Mapping[str, str] = {
     "service_tier": "priority",
     "user": "tenant",
     "prompt_cache_key": "session",
+    "prediction": "draft_context",
     "modalities": "text alone",
     "max_reasoning_tokens": "ours: the reasoning is closed when it has so many",
     "receipt": "ours: `receipts` with one entry, from which every token can be derived again",
@@ -69,7 +70,6 @@ REFUSED: Mapping[str, str] = {
 IGNORED: Mapping[str, str] = {
     **IGNORED_EVERYWHERE,
     "audio": "the model makes text alone",
-    "prediction": "drafts are found without it",
     "verbosity": "the model knows none",
     "web_search_options": "nothing is searched",
 }
@@ -129,6 +129,11 @@ def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
     if (form := given.sub("response_format")) is not None and (structured := read_response_format(form)) is not None:
         parameters.put_field("structured_output", structured, "response_format")
         parameters.names["structured_output.json_schema"] = "response_format.json_schema.schema"
+    if (prediction := given.sub("prediction")) is not None:
+        prediction.need("type", one_of("content"), "content")
+        content = read_content(prediction)
+        if text := content if isinstance(content, str) else "".join(part.get("text", "") for part in content):
+            parameters.put_field("draft_context", (text,), "prediction.content")
     parameters.put_effort(given.take_field("reasoning_effort", EFFORT), "reasoning_effort")
     given.take_field("modalities", Accepts(lambda value: value == ["text"], "['text'], all that the model makes"))
     stream = read_stream(given)
