@@ -22,7 +22,7 @@ _CONVERTED = "take the checkpoint of the same model with config.json and model*.
 _META = f"the original format of Meta: {_CONVERTED}, or convert it with convert_llama_weights_to_hf.py of transformers"
 _MISTRAL = f"the format of Mistral's own library: {_CONVERTED}, or convert it with convert_mistral_weights_to_hf.py of transformers"
 _EITHER = f"the format of Meta or Mistral: {_CONVERTED}"
-_MLX = "the format of MLX: take the checkpoint that it was converted from, or one quantised as GPTQ, AWQ, FP8 or GGUF"
+_MLX = "an old format of MLX: take the checkpoint that it was converted from, or one quantised as GPTQ, AWQ, FP8 or GGUF"
 _HEADS = {
     "TokenClassification": "gives labels of tokens",
     "QuestionAnswering": "finds answers in a given text",
@@ -56,7 +56,7 @@ def is_encoder(model_type: str, architecture: str, is_decoder: bool) -> bool:
 
 
 def refuse_config(config: Mapping[str, Any]) -> None:
-    """Raises ModelLoadError for the config.json of a model that generates no text, or of a checkpoint that MLX wrote."""
+    """Raises ModelLoadError for the config.json of a model that generates no text."""
     name = architecture_of(config)
     head = _HEAD.fullmatch(name)
     if head is not None:
@@ -64,9 +64,6 @@ def refuse_config(config: Mapping[str, Any]) -> None:
             f"{name} is a model that {_HEADS[head[1]]} and generates none: take a ...ForCausalLM checkpoint, or run this one with a"
             " pipeline of transformers"
         )
-    described = config.get("quantization") or config.get("quantization_config")
-    if isinstance(described, dict) and {"group_size", "bits"} <= described.keys() and "quant_method" not in described:
-        raise ModelLoadError(f"the weights are quantised in {_MLX}")
 
 
 def format_without_config(names: Collection[str]) -> str:
@@ -86,8 +83,6 @@ def format_of_tensors(names: Collection[str]) -> str:
     """The format of a checkpoint whose tensors have these names, and what to do; empty for that of Hugging Face, and an unknown one."""
     if "layers.0.attention.wq.weight" in names and "tok_embeddings.weight" in names:
         return _META if "rope.freqs" in names else _EITHER
-    if any(name.endswith(".scales") for name in names) and any(name.endswith(".biases") for name in names):
-        return _MLX
     return ""
 
 

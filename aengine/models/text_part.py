@@ -20,7 +20,7 @@ from aengine.models.model_files import read_json
 _KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Model types whose config.json has the keys of its text part among those of the whole -> the model type of that part."""
-_OF_THE_WHOLE = ("architectures", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+_OF_THE_WHOLE = ("architectures", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "quantization")
 _TIED = "tie_word_embeddings"
 _LEADING = frozenset({"model", "language_model", "text_model", "llm", "thinker"})
 

@@ -25,8 +25,8 @@ class Layout:
 
 def packed(codes: Tensor, bits: int, order: list[int] | None = None) -> Tensor:
     """[n, m] numbers from 0 -> int32 words; number order[i] of each word is i places above the lowest."""
-    if bits == 3:  # 32 of them in three words, two of them in two words each
-        by_bit = codes[..., None].int() >> torch.arange(3) & 1
+    if 32 % bits:  # some are in two words
+        by_bit = codes[..., None].int() >> torch.arange(bits) & 1
         by_word = by_bit.reshape(len(codes), -1, 32).long() << torch.arange(32)
         words = by_word.sum(-1)
         return (words - ((words >> 31) << 32)).to(torch.int32)
@@ -84,6 +84,16 @@ def gptq(bits: int, size: int, *, symmetric: bool = True, act_order: bool = Fals
 
     described = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": act_order, "sym": symmetric}
     return Layout({**described, **({"checkpoint_format": "gptq_v2"} if version == 2 else {}), **config}, write)
+
+
+def mlx(bits: int, size: int, **of_modules: Any) -> Layout:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = grouped(weight, bits, size, symmetric=False)
+        words, biases = packed(found.codes, bits).view(torch.uint32), -found.scales.float() * found.zeros
+        matrix = found.codes * found.scales.float().repeat_interleave(size, 1) + biases.repeat_interleave(size, 1)
+        return {".weight": words, ".scales": found.scales.float(), ".biases": biases}, matrix
+
+    return Layout({"group_size": size, "bits": bits, **of_modules}, write)
 
 
 def awq(size: int) -> Layout:
@@ -266,6 +276,12 @@ FEW_BITS: dict[str, Layout] = {
     "gptq 2 bits, act-order": gptq(2, 16, act_order=True),
     "gptq 3 bits": gptq(3, 32, version=2),
     "gptq 3 bits, asymmetric": gptq(3, 32, symmetric=False),
+    "mlx 2 bits": mlx(2, 32),
+    "mlx 3 bits": mlx(3, 32),
+    "mlx 4 bits": mlx(4, 32, mode="affine"),
+    "mlx 5, 6 bits": mlx(5, 32),
+    "mlx 6, 6 bits": mlx(6, 32),
+    "mlx 8 bits": mlx(8, 32),
     "auto-round 3 bits": auto_round("auto_round:auto_gptq", gptq(3, 32, symmetric=False)),
 }
 """Their words hold 16 or 32 rows."""

@@ -13,16 +13,26 @@ import pytest
 import torch
 import transformers
 from family_cases import TINY, randomize
-from quantized_layouts import FEW_BITS, LAYOUTS, Layout, Tensors, gptq, mxfp4, pack_quantized
+from quantized_layouts import FEW_BITS, LAYOUTS, Layout, Tensors, gptq, mlx, mxfp4, pack_quantized
 from quantized_models import MODELS, check_logits, plain, random_model, rewrite, rows_of
 from row_tensors import dequantized
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from test_weights import CPU
 
 from aengine.api.config import EngineConfig
 from aengine.engine.loading import load_model
 from aengine.kernels.arrays import BFLOAT16, as_tensor
-from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT2_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
+from aengine.kernels.cpu.library import (
+    BF16_PAIRS,
+    FLOAT8_CODES,
+    INT2_CODES,
+    INT4_CODES,
+    INT6_CODES,
+    INT8_CODES,
+    INT8_QUADS,
+    Workspace,
+    load_kernels,
+)
 from aengine.models.config.model_config import load_spec
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.weight_packing import WeightPacking
@@ -34,6 +44,10 @@ from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.loading import fused
 
 ALL = {**LAYOUTS, **FEW_BITS}
+
+
+def kept_bits(name: str, otherwise: int) -> int:
+    return next((bits for bits in (2, 6) if f"{bits} bits" in name), otherwise)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +62,7 @@ def test_rows(name: str, shape: tuple[int, int]) -> None:
     rows = rows_of(layout.config, tensors, shape)
     assert rows.shape == shape
     few = rows.codes.dtype == np.uint8 and rows.codes.max() < 16
-    assert rows.bits == (2 if "2 bits" in name else 4 if few else 8)
+    assert rows.bits == kept_bits(name, 4 if few else 8)
     torch.testing.assert_close(dequantized(rows), expected, rtol=1e-6, atol=1e-7)
     some = np.array([3, 0, 7])
     assert torch.equal(dequantized(rows[some]), dequantized(rows)[some])
@@ -181,7 +195,7 @@ def named_as_dequantized(caplog) -> str:
     return found[0] if found else ""
 
 
-CODES = (INT2_CODES, INT4_CODES, INT8_CODES, FLOAT8_CODES)
+CODES = (INT2_CODES, INT4_CODES, INT6_CODES, INT8_CODES, FLOAT8_CODES)
 
 
 @pytest.mark.quick_cases(12)
@@ -191,14 +205,14 @@ def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> 
     rewrite(models("qwen3_moe"), tmp_path, ALL[name])
     weights = packed(tmp_path)
     four = any(word in name for word in ("4 bits", "3 bits", "awq", "nf4", "mxfp4", "version 2", "auto-round", "pack-quantized 4"))
-    per_byte = 4 if "2 bits" in name else 2 if four else 1
+    bits = kept_bits(name, 4 if four else 8)
     products = {stem: (weights.linears[f"layers.0.{stem}"], 1, 64) for stem in ("qkv", "output")}
     products |= {stem: (weights.grouped[f"layers.0.experts.{stem}"], 3, columns) for stem, columns in (("gate_up", 64), ("down", 32))}
     for stem, (product, count, columns) in products.items():
         first = product if count == 1 else product.linears[0]
         numbers = count * first.padded_features * columns
         assert first.c.format in CODES, stem
-        assert 0 < product.nbytes - numbers // per_byte <= numbers // min(first.c.group_size, 32) * 8, stem
+        assert 0 < product.nbytes - numbers * bits // 8 <= numbers // min(first.c.group_size, 32) * 8, stem
     assert not named_as_dequantized(caplog)
 
 
@@ -249,6 +263,26 @@ def test_a_tied_head_reads_the_codes_of_the_embedding(tmp_path: pathlib.Path, mo
     weights = packed(tmp_path)
     assert weights.linears["head"].c.format == INT4_CODES
     assert torch.equal(as_tensor(weights.tables["embedding"]), meant["model.embed_tokens.weight"].bfloat16())
+    check_logits(plain(models("cohere2"), tmp_path, meant), tmp_path, "auto")
+
+
+def test_a_model_of_mlx(tmp_path: pathlib.Path, models) -> None:
+    """Its embedding is quantised too, one module has other bits, and its config stands under another name."""
+    eight = mlx(8, 32)
+    modules = {"model.layers.0.self_attn.q_proj": eight.config, "model.layers.0.mlp.down_proj": False}
+    layout = mlx(4, 32, mode="affine", **modules)
+    changed = ("layers.0.mlp.down", "norm")
+    meant = rewrite(models("cohere2"), tmp_path, layout, changed)
+    stored, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    module = "model.layers.0.self_attn.q_proj"
+    parts, meant[f"{module}.weight"] = eight.write(load_file(models("cohere2") / "model.safetensors")[f"{module}.weight"].float())
+    save_file(stored | {module + ending: part.contiguous() for ending, part in parts.items()}, tmp_path / "model.safetensors")
+    config["quantization"] = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = packed(tmp_path)
+    assert weights.linears["head"].c.format == INT4_CODES
+    assert weights.linears["layers.0.qkv"].c.format == INT8_CODES
+    assert weights.linears["layers.0.down"].c.format == BF16_PAIRS
     check_logits(plain(models("cohere2"), tmp_path, meant), tmp_path, "auto")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from aengine.api.outputs import DraftSource
 from aengine.scheduler.drafters import Acceptance, Draft, Drafter, NgramDrafter
-from aengine.scheduler.plan import IntArray
+from aengine.scheduler.plan import NO_INTS, IntArray
 
 PROMPT = 32
 EDITED = 0.05
@@ -38,7 +38,7 @@ class PlantedDrafter:
     def plant(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         self._known[_name(prompt)] = np.array([*prompt, *output], np.int32)
 
-    def assign(self, row: int, group: object = None, context: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: IntArray = NO_INTS) -> None:
         self._of_rows.pop(row, None)
 
     def release(self, row: int, tokens: object) -> None:
@@ -71,7 +71,7 @@ class EditDrafter:
             document += edit
         self._documents[_name(prompt)] = np.array(document, np.int32)
 
-    def assign(self, row: int, group: object = None, context: object = None) -> None:
+    def assign(self, row: int, group: object = None, context: IntArray = NO_INTS) -> None:
         self._ngrams.assign(row, group, context)
         self._of_rows.pop(row, None)
 

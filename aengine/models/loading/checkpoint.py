@@ -41,10 +41,18 @@ from aengine.models.model_files import format_of_tensors, mapped, require_regula
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Dtypes of weights that are not quantised, by the names that `StoredTensor` has for them, with their bytes."""
-_ITEMSIZES = {**DTYPES, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float8_e4m3fn": 1, "float8_e8m0fnu": 1}
+_ITEMSIZES = {**DTYPES, "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "float8_e4m3fn": 1, "float8_e8m0fnu": 1}
 _SAFETENSORS_DTYPES = {
     **{"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"},
-    **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"},
+    **{
+        "I8": "int8",
+        "U8": "uint8",
+        "I32": "int32",
+        "U32": "uint32",
+        "I64": "int64",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E8M0": "float8_e8m0fnu",
+    },
 }
 _libc = ctypes.CDLL(None)
 _STRIDE = 4 << 20

@@ -259,6 +259,28 @@ class PackQuantized(Scheme):
         return integer_rows(codes, zeros, tensors[".weight_scale"], self.bits, self.group_size, order)
 
 
+@dataclass(frozen=True, slots=True)
+class Mlx(Scheme):
+    """The affine format of MLX (`mx.quantize`), value = code * scale + bias: words hold consecutive columns of a matrix."""
+
+    bits: int
+    group_size: int
+
+    def scale_columns(self) -> int | None:
+        return self.group_size
+
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        rows, columns = matrix(shape)
+        groups = num_groups(columns, self.group_size)
+        words = Stored(((rows, num_words(columns, self.bits, "columns")),), ("uint32",))
+        return {".weight": words, ".scales": Stored(((rows, groups),), SCALES), ".biases": Stored(((rows, groups),), SCALES)}
+
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
+        scales, offsets = (np.ascontiguousarray(tensors[name], np.float32) for name in (".scales", ".biases"))
+        codes = unpacked(tensors[".weight"], self.bits)
+        return QuantizedRows(codes, scales, self.group_size, {3: 4, 5: 6}.get(self.bits, self.bits), offsets)
+
+
 _BYTES = ("uint8",)
 _HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _E2M1 = np.array([*_HALF, *(-number for number in _HALF)], np.float32)

@@ -14,9 +14,9 @@ from typing import Any
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
-from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mxfp4, PlainCodes
+from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mlx, Mxfp4, PlainCodes
 from aengine.models.quantization.packed import read_rules as _compressed_tensors
-from aengine.models.quantization.scheme import LINEAR, Expression, Rule, Scheme, block_sizes, names_of, one_of, share_work
+from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Expression, Rule, Scheme, block_sizes, names_of, one_of, share_work
 from aengine.models.text_part import read_text_config
 
 
@@ -39,6 +39,9 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """Read the quantization of a config.json; None if no weights are quantised. Raises ModelLoadError naming the key whose value is not
     supported."""
     described = config.get("quantization_config")
+    of_mlx = config.get("quantization") or described  # MLX writes the same under both names, without a method
+    if isinstance(of_mlx, dict) and {"group_size", "bits"} <= of_mlx.keys() and "quant_method" not in of_mlx:
+        described = {**of_mlx, "quant_method": "mlx"}
     if not described:
         return None
     if not isinstance(described, dict):
@@ -50,6 +53,21 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     rules = read(ConfigReader(described, defaults))
     share_work(rule.target for rule in rules if isinstance(rule.target, Expression))
     return Quantization(method, rules) if rules else None
+
+
+def _mlx(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Read the rules of MLX: settings for all modules, and under the names of modules others, or false for none."""
+
+    def scheme(part: ConfigReader) -> Mlx:
+        one_of(part, "mode", "affine")
+        return Mlx(one_of(part, "bits", 2, 3, 4, 5, 6, 8), part.positive("group_size"))
+
+    of_modules = {key: value for key, value in reader.config.items() if isinstance(value, dict | bool)}
+    rules = [
+        Rule(key, scheme(_changed(reader, value)) if isinstance(value, dict) else scheme(reader) if value else None)
+        for key, value in of_modules.items()
+    ]
+    return (*rules, Rule(LINEAR, scheme(reader)), Rule(EMBEDDING, scheme(reader)))
 
 
 def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
@@ -130,6 +148,7 @@ _METHODS: Mapping[str, Any] = {
     "auto-round": ({"packing_format": "auto_round", "data_type": "int"}, _auto_round),
     "fp8": ({"fmt": "e4m3"}, _fp8),
     "mxfp4": ({}, _mxfp4),
+    "mlx": ({"mode": "affine"}, _mlx),
     "gguf": ({}, lambda reader: (Rule(LINEAR, None),)),  # each tensor of a GGUF file has its own type
     "bitsandbytes": ({"bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "uint8"}, _bitsandbytes),
 }

@@ -125,13 +125,15 @@ def num_words(count: int, bits: int, what: str) -> int:
 
 
 def unpacked(words: Array, bits: int) -> Array:
-    """[n, words] int32 or uint8 of codes of 2, 3, 4 or 8 bits, the lowest bits first -> [n, codes] uint8. Codes of 3 bits cross words."""
+    """[n, words] of 32 bits, or bytes, of codes of 2 to 8 bits, the lowest bits first -> [n, codes] uint8. Codes of 3, 5 and 6 bits cross
+    words."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return packed
-    if bits == 3:
-        by_code = np.unpackbits(packed, axis=-1, bitorder="little").reshape(len(packed), -1, 3)
-        return by_code[..., 0] | by_code[..., 1] << 1 | by_code[..., 2] << 2
+    if 8 % bits:
+        by_code = np.unpackbits(packed, axis=-1, bitorder="little").reshape(len(packed), -1, bits)
+        found: Array = np.bitwise_or.reduce(by_code << np.arange(bits, dtype=np.uint8), axis=-1)
+        return found
     codes = np.empty((*packed.shape, 8 // bits), np.uint8)
     for number in range(8 // bits):
         np.right_shift(packed, bits * number, out=codes[..., number])

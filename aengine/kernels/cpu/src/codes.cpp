@@ -376,22 +376,31 @@ void multiply_unpacked(const PanelTiles& tiles, RowOf&& row_of, Done&& done) {
   }
 }
 
-template <class Dot, class E>
-void gemm_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
-                const Output& output, const Buffers& space) {
-  using Step = typename Dot::Step;
-  const i64 padded = round_up(width, 16), size = shape.activation_group, num_groups = ceil_div(padded, size);
-  float* scales = space.row_scales.as<float>();
-  const CodeRow<Step> all = {space.prepared.as<typename Step::X>(), scales, (typename Step::Total*)(scales + rows * num_groups)};
-  const auto of_row = [&](i64 row, i64 first) {
-    const i64 group = row * num_groups + first / size;
-    return CodeRow<Step>{all.data + row * padded + first, all.scales + group, all.totals + group};
-  };
+// The activations of all rows of a product, as a Step multiplies them.
+template <class Step>
+struct CodeRows {
+  CodeRow<Step> first;
+  i64 padded, num_groups, size;  // elements of a row, groups of a row, elements of a group
+
+  CodeRows(i64 rows, i64 width, const PackedLinear& shape, const Buffers& space)
+      : padded(round_up(width, 16)), num_groups(ceil_div(padded, shape.activation_group)), size(shape.activation_group) {
+    float* scales = space.row_scales.as<float>();
+    first = {space.prepared.as<typename Step::X>(), scales, (typename Step::Total*)(scales + rows * num_groups)};
+  }
+  CodeRow<Step> at(i64 row, i64 column) const {
+    const i64 group = row * num_groups + column / size;
+    return {first.data + row * padded + column, first.scales + group, first.totals + group};
+  }
+};
+
+template <class Step, class E>
+void put_rows(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const PackedLinear& shape, const CodeRows<Step>& out) {
+  const i64 size = out.size;
   member.each_run(rows, 8, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
-      for (i64 first = 0; first < padded; first += size) {
-        const i64 count = smaller(size, padded - first);
-        const CodeRow<Step> to = of_row(row, first);
+      for (i64 first = 0; first < out.padded; first += size) {
+        const i64 count = smaller(size, out.padded - first);
+        const CodeRow<Step> to = out.at(row, first);
         if (shape.order) {
           alignas(64) float values[MAX_ACTIVATION_GROUP] = {};
           for (i64 i = 0; i < smaller(count, width - first); i++) values[i] = widen(x[row * stride + shape.order[first + i]]);
@@ -402,6 +411,12 @@ void gemm_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 widt
       }
     }
   });
+}
+
+template <class Dot>
+void multiply_rows(const Member& member, const CodeRows<typename Dot::Step>& x, const Groups& groups, const PackedLinear& shape,
+                   const Output& output) {
+  using Step = typename Dot::Step;
   const auto put = [&](const PanelTile& tile, float (*values)[PANEL]) {
     const float* const bias = tile.group.w->bias;
     for (i64 i = 0; i < tile.count && bias; i++) {
@@ -410,11 +425,7 @@ void gemm_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 widt
     output.put(tile.group, tile.row, tile.count, tile.panel, values);
   };
   each_panel(member, groups, shape, panel_words(shape), [&](const PanelTiles& tiles) {
-    const i64 group_column = tiles.group.column, first_group = group_column / size;
-    const auto row_of = [&](i64 i) {
-      const i64 row = tiles.source(i), group = row * num_groups + first_group;
-      return CodeRow<Step>{all.data + row * padded + group_column, all.scales + group, all.totals + group};
-    };
+    const auto row_of = [&](i64 i) { return x.at(tiles.source(i), tiles.group.column); };
     if (tiles.size() >= MANY_TILES<Step>) return multiply_unpacked<Dot>(tiles, row_of, put);
     tiles.each([&](const PanelTile& tile) {
       CodeRow<Step> x_rows[TILE_ROWS];
@@ -434,7 +445,10 @@ template <class E>
 void multiply_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
                     const Output& output, const Buffers& space) {
   const auto multiply_as = [&](auto* dot) {
-    gemm_codes<std::remove_pointer_t<decltype(dot)>>(member, x, stride, rows, width, groups, shape, output, space);
+    using Dot = std::remove_pointer_t<decltype(dot)>;
+    const CodeRows<typename Dot::Step> prepared(rows, width, shape, space);
+    put_rows(member, x, stride, rows, width, shape, prepared);
+    multiply_rows<Dot>(member, prepared, groups, shape, output);
   };
   if (shape.format == FLOAT8_CODES) return multiply_as((Float8Dot*)nullptr);
   if (shape.format == INT8_CODES) return shape.float_activations ? multiply_as((WideByteDot*)nullptr) : multiply_as((ByteDot*)nullptr);
