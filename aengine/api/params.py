@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy decoding
 MAX_BIAS = 100.0
 MAX_STRING_BYTES = 256
-MAX_CONTEXT_BYTES = 1 << 20
+MAX_CONTEXT_BYTES = 1 << 16
 _LEAST_NORM = 1e-12  # of a vector, as torch.nn.functional.normalize
 MAX_CHOICES = 4096
 
@@ -243,7 +243,7 @@ class SamplingParams:
     max_drafts: Annotated[int | None, Range(0, 16)] = None
     """0..16: most drafts in one step, 0 for none. Default: the engine's. They change when tokens come, and not which."""
     draft_context: Annotated[tuple[str, ...], partial(_strings, 16, most_bytes=MAX_CONTEXT_BYTES)] = ()
-    """Up to 16 strings of 1..1048576 bytes that the output may repeat, such as a file that it edits, the likeliest last: n-gram drafts are
+    """Up to 16 strings of 1..65536 bytes that the output may repeat, such as a file that it edits, the likeliest last: n-gram drafts are
     looked for there, too. A single string is taken too. They change when tokens come, and not which."""
     structured_output: Annotated[StructuredOutput | None, _structured_output] = None
     """A grammar that the output must match, or what follows its `reasoning`."""

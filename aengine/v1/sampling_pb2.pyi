@@ -133,7 +133,7 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def draft_context(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that the output may repeat, such as a file that it edits, the likeliest last: n-gram drafts are
-        looked for there, too. They change when tokens come, and not which. At most 16 of 1 to 1048576 bytes.
+        looked for there, too. They change when tokens come, and not which. At most 16 of 1 to 65536 bytes.
         Default: none.
         """
 

@@ -177,7 +177,7 @@ def test_strings(name: str) -> None:
     assert accepted(name, "ab") == ("ab",), "a single string"
     assert accepted(name, ["b", "a", "b"]) == ("b", "a"), "a tuple, each once, in order"
     assert accepted(name, ()) == ()
-    size = 1 << 20 if name == "draft_context" else 256
+    size = 1 << 16 if name == "draft_context" else 256
     longest = ["x" * size, "漢" * (size // 3) + "x", "😀" * (size // 4), "\n", " "]
     assert accepted(name, longest) == tuple(longest)
     many = [str(number) for number in range(most)]

@@ -11,6 +11,7 @@ from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of
 from aengine.api.outputs import FinishReason, Token
+from aengine.api.params import MAX_CONTEXT_BYTES
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.chat.text_source import CallStarted, ChatMessage, MessageBuilder
 from aengine.server.core.calls_in_flight import current_time
@@ -133,7 +134,8 @@ def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
         prediction.need("type", one_of("content"), "content")
         content = read_content(prediction)
         if text := content if isinstance(content, str) else "".join(part.get("text", "") for part in content):
-            parameters.put_field("draft_context", (text,), "prediction.content")
+            kept = text.encode(errors="replace")[-MAX_CONTEXT_BYTES:].decode(errors="ignore")
+            parameters.put_field("draft_context", (kept,), "prediction.content")
     parameters.put_effort(given.take_field("reasoning_effort", EFFORT), "reasoning_effort")
     given.take_field("modalities", Accepts(lambda value: value == ["text"], "['text'], all that the model makes"))
     stream = read_stream(given)
