@@ -89,7 +89,12 @@ def text_module(module: str) -> str:
 def read_config(model: pathlib.Path) -> tuple[dict[str, Any], ConfigSource]:
     """Read the config of a directory with a config.json, or of a GGUF file; the `ConfigSource` says what errors about it name. Raises
     ModelLoadError."""
-    return read_gguf(model) if is_gguf(model) else (read_json(model / "config.json"), CONFIG_JSON)
+    if is_gguf(model):
+        return read_gguf(model)
+    config, of_modelopt = read_json(model / "config.json"), model / "hf_quant_config.json"
+    if not config.get("quantization_config") and of_modelopt.is_file():  # where older versions of ModelOpt wrote it
+        config["quantization_config"] = {"quant_method": "modelopt", **(read_json(of_modelopt).get("quantization") or {})}
+    return config, CONFIG_JSON
 
 
 def read_text_config(model: pathlib.Path) -> dict[str, Any]:

@@ -271,11 +271,41 @@ def mxfp4_packed() -> Layout:
     return Layout(compressed("mxfp4-pack-quantized", **four), write)
 
 
+def nvfp4(config: dict[str, Any], codes: str, whole: str, *, divides: bool) -> Layout:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        groups = weight.unflatten(-1, (-1, 16))
+        of_all = weight.abs().amax() / (6 * 448)
+        scales = (groups.abs().amax(-1) / 6 / of_all).to(torch.float8_e4m3fn)
+        exact = scales.float()[..., None] * of_all
+        numbers = (torch.tensor(MXFP4) - (groups / exact)[..., None]).abs().argmin(-1)
+        matrix = (torch.tensor(MXFP4)[numbers] * exact).flatten(-2)
+        numbers = numbers.flatten(-2)
+        stored = {codes: (numbers[..., ::2] + (numbers[..., 1::2] << 4)).to(torch.uint8), ".weight_scale": scales}
+        return {**stored, whole: (1 / of_all if divides else of_all).reshape(1), ".input_scale": torch.ones(1)}, matrix
+
+    return Layout(config, write)
+
+
+def modelopt_fp8() -> Layout:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        tensors, matrix = fp8(None, ".weight_scale").write(weight)
+        return {**tensors, ".input_scale": torch.ones(())}, matrix
+
+    return Layout({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*mlp.gate"]}, write)
+
+
+_TENSOR_GROUP = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*mlp.gate"]}
 FEW_BITS: dict[str, Layout] = {
     "gptq 2 bits": gptq(2, 32, symmetric=False),
     "gptq 2 bits, act-order": gptq(2, 16, act_order=True),
     "gptq 3 bits": gptq(3, 32, version=2),
     "gptq 3 bits, asymmetric": gptq(3, 32, symmetric=False),
+    "nvfp4-pack-quantized": nvfp4(
+        compressed("nvfp4-pack-quantized", **_TENSOR_GROUP), ".weight_packed", ".weight_global_scale", divides=True
+    ),
+    "modelopt nvfp4": nvfp4(_NVFP4, ".weight", ".weight_scale_2", divides=False),
+    "modelopt fp8": modelopt_fp8(),
     "mlx 2 bits": mlx(2, 32),
     "mlx 3 bits": mlx(3, 32),
     "mlx 4 bits": mlx(4, 32, mode="affine"),
@@ -284,7 +314,7 @@ FEW_BITS: dict[str, Layout] = {
     "mlx 8 bits": mlx(8, 32),
     "auto-round 3 bits": auto_round("auto_round:auto_gptq", gptq(3, 32, symmetric=False)),
 }
-"""Their words hold 16 or 32 rows."""
+"""Their words hold 16 or 32 rows, or their groups 16 columns."""
 LAYOUTS: dict[str, Layout] = {
     "pack-quantized 4 bits, groups of 32": pack_quantized(4, 32),
     "pack-quantized 4 bits, asymmetric": pack_quantized(4, 32, symmetric=False),

@@ -204,7 +204,7 @@ def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> 
     """On the CPU a matrix, and all experts together, take the bytes of their codes, and of a scale and a zero point per group at most."""
     rewrite(models("qwen3_moe"), tmp_path, ALL[name])
     weights = packed(tmp_path)
-    four = any(word in name for word in ("4 bits", "3 bits", "awq", "nf4", "mxfp4", "version 2", "auto-round", "pack-quantized 4"))
+    four = any(word in name for word in ("4 bits", "3 bits", "awq", "nf4", "mxfp4", "nvfp4", "version 2", "auto-round", "pack-quantized 4"))
     bits = kept_bits(name, 4 if four else 8)
     products = {stem: (weights.linears[f"layers.0.{stem}"], 1, 64) for stem in ("qkv", "output")}
     products |= {stem: (weights.grouped[f"layers.0.experts.{stem}"], 3, columns) for stem, columns in (("gate_up", 64), ("down", 32))}
@@ -312,3 +312,16 @@ def test_what_a_checkpoint_leaves_alone_is_quantized_at_load(tmp_path: pathlib.P
         assert linear.nbytes == pytest.approx(expected["embedding.weight" if stem == "head" else f"{stem}.weight"], rel=0.1), (
             stem
         )  # zero points and g_idx of the file
+
+
+def test_the_config_of_older_versions_of_modelopt(tmp_path: pathlib.Path, models) -> None:
+    """It has a file of its own."""
+    layout = FEW_BITS["modelopt nvfp4"]
+    meant = rewrite(models("cohere2"), tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    described = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    described.pop("quant_method")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": described}))
+    assert packed(tmp_path).linears["layers.0.down"].c.format == INT4_CODES
+    check_logits(plain(models("cohere2"), tmp_path, meant), tmp_path, "auto")

@@ -16,6 +16,7 @@ from aengine.models.loading.hub import resolve_model
 
 INT4: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+NVFP4: dict[str, Any] = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
 FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [16, 32]}
 
 
@@ -23,7 +24,7 @@ def compressed_tensors(form: str, weights: dict[str, Any]) -> Layout:
     """What compressed-tensors makes of a matrix, and what it decompresses that to."""
     library = pytest.importorskip("compressed_tensors", reason="the library that writes this format")
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     arguments = QuantizationArgs(**weights)
     compressor = library.compressors.BaseCompressor.get_value_from_registry(form)
@@ -31,12 +32,16 @@ def compressed_tensors(form: str, weights: dict[str, Any]) -> Layout:
 
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
         rows, columns = weight.shape
-        high, wide = {"group": (1, 32), "channel": (1, columns), "tensor": (rows, columns), "block": (16, 32)}[weights["strategy"]]
+        blocks = {"group": (1, 32), "tensor_group": (1, 16), "channel": (1, columns), "tensor": (rows, columns), "block": (16, 32)}
+        high, wide = blocks[weights["strategy"]]
         parts = weight.view(rows // high, high, columns // wide, wide)
-        scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), arguments)
+        whole = {}
+        if weights["strategy"] == "tensor_group":
+            whole["weight_global_scale"] = generate_gparam(weight.amin(), weight.amax())
+        scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), arguments, global_scale=whole.get("weight_global_scale"))
         if weights["strategy"] == "tensor":
             scale, zero = scale.view(1), zero.view(1)
-        stored = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
+        stored = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero, **whole}, scheme)
         expected = compressor.decompress(dict(stored), scheme)["weight"].float()
         return {f".{name}": tensor for name, tensor in stored.items()}, expected
 
@@ -53,6 +58,7 @@ def compressed_tensors(form: str, weights: dict[str, Any]) -> Layout:
         ("int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
         ("int-quantized", {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}),
         ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}),
+        ("nvfp4-pack-quantized", NVFP4),
         ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}),
         ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}),
         ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [16, 32]}),
@@ -61,7 +67,8 @@ def compressed_tensors(form: str, weights: dict[str, Any]) -> Layout:
 def test_what_compressed_tensors_writes(form: str, weights: dict) -> None:
     layout = compressed_tensors(form, weights)
     tensors, expected = layout.write(torch.randn(48, 64))
-    torch.testing.assert_close(dequantized(rows_of(layout.config, tensors, (48, 64))), expected, rtol=1e-6, atol=1e-6)
+    rounded = 2**-8 if form == "nvfp4-pack-quantized" else 1e-6  # which is decompressed in bfloat16
+    torch.testing.assert_close(dequantized(rows_of(layout.config, tensors, (48, 64))), expected, rtol=rounded, atol=1e-6)
 
 
 @pytest.mark.parametrize(

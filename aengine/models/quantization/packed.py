@@ -98,8 +98,8 @@ class PlainCodes(Scheme):
 
 
 _DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
-_STRATEGIES = ("tensor", "channel", "group", "block")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 _DTYPES = {("int", 4): "int8", ("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
 
 
@@ -137,16 +137,19 @@ def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
     strategy = one_of(weights, "strategy", *_STRATEGIES, fallback="tensor" if weights.get("group_size") is None else "group")
     one_of(weights, "dynamic", False)
     rows, columns = None if strategy == "tensor" else 1, None
-    if strategy == "group":
+    if strategy in ("group", "tensor_group"):
         columns = weights.positive("group_size")
     elif strategy == "block":
         rows, columns = block_sizes(weights, "block_structure")
-    dtype = _DTYPES.get((kind, bits))
-    if stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
+    dtype, four = _DTYPES.get((kind, bits)), (kind, bits, rows, columns, symmetric)
+    if strategy == "tensor_group":
+        if stored == "nvfp4-pack-quantized" and four == ("float", 4, 1, 16, True):
+            return Nvfp4(".weight_packed", ".weight_global_scale", divides=True)
+    elif stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
         return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
-    if stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
+    elif stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
         return PlainCodes(dtype, rows, columns, bits=bits, symmetric=symmetric)
-    if stored == "mxfp4-pack-quantized" and (kind, bits, rows, columns, symmetric) == ("float", 4, 1, 32, True):
+    elif stored == "mxfp4-pack-quantized" and four == ("float", 4, 1, 32, True):
         return Mxfp4(".weight_packed", ".weight_scale")
     raise ModelLoadError(
         f"{name} of quantization_config is not supported: format {stored!r} with weights of type {kind!r}, num_bits {bits}, strategy"
@@ -314,6 +317,36 @@ class Mxfp4(Scheme):
         codes = unpacked(tensors[self.codes].reshape(rows, columns // 2), 4)
         scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
         return QuantizedRows(codes, scales, 32, 4, table=_E2M1)
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4(Scheme):
+    """NVIDIA's format, as compressed-tensors and ModelOpt store it: numbers E2M1, two in a byte, the even column in the low bits, with a
+    scale of float8_e4m3fn for 16 of them, and a scale of the whole matrix, which divides those of compressed-tensors."""
+
+    codes: str
+    whole: str
+    divides: bool
+
+    def scale_columns(self) -> int:
+        return 16
+
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        rows, columns = matrix(shape)
+        groups = num_groups(columns, 16)
+        return {
+            self.codes: Stored(((rows, columns // 2),), _BYTES),
+            ".weight_scale": Stored(((rows, groups),), ("float8_e4m3fn",)),
+            self.whole: Stored(((1,), ()), ("float32",)),
+            **{name: Stored((), (), optional=True) for name in (".input_scale", ".input_global_scale")},
+        }
+
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
+        scales, whole = tensors[".weight_scale"].astype(np.float32), np.float32(tensors[self.whole].reshape(()))
+        if not whole > 0:
+            raise ValueError(f"{self.whole} is {whole}, which is not above 0")
+        scales = scales / whole if self.divides else scales * whole
+        return QuantizedRows(unpacked(tensors[self.codes], 4), scales, 16, 4, table=_E2M1)
 
 
 _STATE = ".weight.quant_state.bitsandbytes__"

@@ -14,7 +14,7 @@ from typing import Any
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
-from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mlx, Mxfp4, PlainCodes
+from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mlx, Mxfp4, Nvfp4, PlainCodes
 from aengine.models.quantization.packed import read_rules as _compressed_tensors
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Expression, Rule, Scheme, block_sizes, names_of, one_of, share_work
 from aengine.models.text_part import read_text_config
@@ -129,6 +129,15 @@ def _mxfp4(reader: ConfigReader) -> tuple[Rule, ...]:
     return (*_not_converted(reader), Rule(Expression(r".*\.mlp\.experts\..*"), Mxfp4()))
 
 
+def _modelopt(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Read the rules of NVIDIA's ModelOpt: names of modules, with stars, that are left as they are."""
+    algorithm = one_of(reader, "quant_algo", "FP8", "NVFP4")
+    scheme = PlainCodes("float8_e4m3fn", None, None) if algorithm == "FP8" else Nvfp4(".weight", ".weight_scale_2", divides=False)
+    names = [*names_of(reader, "ignore"), *names_of(reader, "exclude_modules")]
+    patterns = [".*".join(map(re.escape, name.split("*"))) for name in names]
+    return (*(Rule(Expression(rf"{pattern}(?:\..*)?"), None) for pattern in patterns), Rule(LINEAR, scheme))
+
+
 def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
     four, eight = reader.flag("load_in_4bit"), reader.flag("load_in_8bit")
     if four == eight:
@@ -148,6 +157,7 @@ _METHODS: Mapping[str, Any] = {
     "auto-round": ({"packing_format": "auto_round", "data_type": "int"}, _auto_round),
     "fp8": ({"fmt": "e4m3"}, _fp8),
     "mxfp4": ({}, _mxfp4),
+    "modelopt": ({}, _modelopt),
     "mlx": ({"mode": "affine"}, _mlx),
     "gguf": ({}, lambda reader: (Rule(LINEAR, None),)),  # each tensor of a GGUF file has its own type
     "bitsandbytes": ({"bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "uint8"}, _bitsandbytes),
