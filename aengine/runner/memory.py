@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError
 from aengine.cache import PageNeeds
+from aengine.models.gguf.blocks import kept_bytes
 from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.loading.weights import open_weights, stored_parts
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
@@ -183,7 +184,7 @@ def weight_bytes(
 
 
 def quantized_bytes(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> dict[str, int]:
-    """Return the stored bytes of each weight of which the checkpoint has all parts quantised. Raises ModelLoadError."""
+    """Return about the bytes in memory of each weight of which the checkpoint has all parts quantised. Raises ModelLoadError."""
     quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
     if quantization is None:
         return {}
@@ -192,5 +193,5 @@ def quantized_bytes(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Pa
     for name, parts in stored_parts(named_weights(spec), quantization, tensors).items():
         stored = [tensors[source] for part in parts for source in part.endings if source in tensors]  # what is missing is refused later
         if all(part.scheme is not None for part in parts) or (stored and all(tensor.dtype in BLOCKS for tensor in stored)):
-            found[name] = sum(tensor.nbytes for tensor in stored)
+            found[name] = sum(kept_bytes(tensor.dtype, tensor.nbytes) if tensor.dtype in BLOCKS else tensor.nbytes for tensor in stored)
     return found

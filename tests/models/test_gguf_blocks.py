@@ -14,8 +14,11 @@ from gguf_files import Stored, gguf_bytes
 from row_tensors import dequantized
 
 from aengine.api.config import EngineConfig
+from aengine.kernels.arrays import BFLOAT16
+from aengine.kernels.cpu.library import load_kernels
+from aengine.kernels.cpu.packing import pack_linear
 from aengine.kernels.quantized import QuantizedRows, common_zero_point, in_one_format
-from aengine.models.gguf.blocks import DTYPES, read_rows
+from aengine.models.gguf.blocks import DTYPES, kept_bytes, read_rows
 from aengine.models.gguf.gguf_file import BLOCKS, TYPES
 from aengine.runner.runner import ModelRunner
 
@@ -62,6 +65,15 @@ def test_scales_are_multiples_of_factors(kind: str) -> None:
             multiples = scales / np.repeat(factors, rows.groups_per_factor, axis=1)
             assert (multiples == np.rint(multiples)).all()
             assert np.abs(multiples).max() <= 127
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind not in (*DTYPES, "F64")])
+def test_the_memory_that_a_type_takes_is_known_before(kind: str) -> None:
+    data = random_blocks(kind, 64, 2048 // BLOCKS[kind][0])
+    rows = read_rows(kind, data)
+    assert isinstance(rows, QuantizedRows)
+    packed = pack_linear(load_kernels(), [rows], dtype=BFLOAT16, threads=1)
+    assert 0.93 <= kept_bytes(kind, data.nbytes) / packed.nbytes <= 1.1
 
 
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q3_K", "Q5_K", "Q2_K"), ("IQ4_XS", "Q6_K"), ("Q4_0", "Q8_0"), ("IQ2_XS", "Q4_K")])

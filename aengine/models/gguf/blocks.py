@@ -40,6 +40,23 @@ def read_rows(kind: str, data: Array) -> Rows:
     return _READERS[kind](blocks)
 
 
+_KEPT_BITS = {
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), 2.1),
+    "Q2_K": 3.2,
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ4_XS"), 4.4),
+    **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S", "Q3_K"), 4.7),
+    "Q4_K": 4.8,
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "Q6_K"), 7.0),
+}
+"""Bits of a weight in memory, with its share of the scales, of types that do not keep their size."""
+
+
+def kept_bytes(kind: str, stored: int) -> int:
+    """About how many bytes a tensor takes in memory that has so many in a file."""
+    values, size = BLOCKS[kind]
+    return int(stored * _KEPT_BITS[kind] * values / (8 * size)) if kind in _KEPT_BITS else stored
+
+
 def _half(blocks: Array, at: int) -> Array:
     """[rows, blocks] float32 of the float16 at a byte of each block."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
