@@ -6,7 +6,10 @@ import functools
 import itertools
 import json
 import pathlib
+import re
+from collections import defaultdict
 from collections.abc import Callable
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -312,6 +315,23 @@ def test_what_a_checkpoint_leaves_alone_is_quantized_at_load(tmp_path: pathlib.P
         assert linear.nbytes == pytest.approx(expected["embedding.weight" if stem == "head" else f"{stem}.weight"], rel=0.1), (
             stem
         )  # zero points and g_idx of the file
+
+
+def test_experts_of_mlx(tmp_path: pathlib.Path, models) -> None:
+    """Those of a layer are one tensor."""
+    layout = mlx(4, 32, **{"model.layers.0.mlp.gate": False})
+    meant = rewrite(models("qwen3_moe"), tmp_path, layout)
+    stored, stacked = {}, defaultdict(list)
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        if found := re.fullmatch(r"(.*)\.experts\.(\d+)(\..*)", name):
+            stacked[f"{found[1]}.switch_mlp{found[3]}"].append((int(found[2]), tensor))
+        else:
+            stored[name] = tensor
+    assert stacked
+    stored |= {name: torch.stack([tensor for _, tensor in sorted(parts, key=itemgetter(0))]) for name, parts in stacked.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    assert packed(tmp_path).grouped["layers.0.experts.gate_up"].linears[0].c.format == INT4_CODES
+    check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
 
 
 def test_the_config_of_older_versions_of_modelopt(tmp_path: pathlib.Path, models) -> None:

@@ -102,10 +102,38 @@ def open_checkpoint(model_dir: pathlib.Path, load_format: str = "auto") -> Check
         raise ModelLoadError(f"{model_dir / str(files.index)} lists {shortened(absent)}, which none of its files has")
     if not tensors:
         raise ModelLoadError(f"{model_dir / files.names[0]} holds no tensors")
+    tensors = dict(_with_single_experts(tensors))
     other_format = format_of_tensors(tensors)
     if other_format:
         raise ModelLoadError(f"the weights in {model_dir} are in {other_format}")
     return Checkpoint(tensors, tuple(duplicates))
+
+
+_STACKED = ".switch_mlp."
+"""In the names of MLX, for all experts of a layer together."""
+_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def _with_single_experts(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors, those of all experts together one by one under the names that the model has in other checkpoints."""
+    for name, tensor in tensors.items():
+        if _STACKED not in name or not tensor.shape:
+            yield name, tensor
+            continue
+        block, _, rest = name.partition(_STACKED)
+        module, _, ending = rest.partition(".")
+        if block.endswith("block_sparse_moe"):
+            module = _OF_MIXTRAL.get(module, module)
+        for index in range(tensor.shape[0]):
+            get = partial(_get_expert, tensor, index)
+            yield f"{block}.experts.{index}.{module}.{ending}", StoredTensor(tensor.shape[1:], tensor.dtype, get, file=tensor.file)
+
+
+def _get_expert(tensor: StoredTensor, index: int) -> Rows:
+    rows = tensor.get()
+    assert isinstance(rows, np.ndarray)
+    found: Array = rows[index]
+    return found
 
 
 def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> np.dtype[Any]:
