@@ -244,9 +244,10 @@ struct OctetStep : QuantisedStep<Int8Values> {
   };
   static constexpr int X_PER_STEP = 8;
   static AE_INLINE W activations(const X* x) {
-    u32 words[2];
-    memcpy(words, x, sizeof words);
-    return {splat_word(words[0]), splat_word(words[1])};
+    u32 low, high;  // loaded by themselves, and so broadcast from memory
+    memcpy(&low, x, sizeof low);
+    memcpy(&high, x + sizeof low, sizeof high);
+    return {splat_word(low), splat_word(high)};
   }
   static AE_INLINE VecI multiply_add(VecI sum, const W& x, const W& w) {
 #if defined(__AVX512BW__)
