@@ -123,7 +123,9 @@ class Registry:
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
         most = runner.max_num_batched_tokens - (runner.max_num_seqs - 1)  # beside what all others decode
         looks_up = config.speculative in ("ngram", "auto")
-        self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, 1, loaded.image_input, most, looks_up)
+        self.limits = Limits(
+            loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input, step_tokens=most, looks_up=looks_up
+        )
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._ended: Remembered[str, RequestTokens] = Remembered()  # of requests that have ended, by id

@@ -42,7 +42,7 @@ class QuantizedRows:
     factors: Numbers | None = None
     """[rows, factors] float32, each of as many groups: scales are whole multiples of them, -128 to 127 (K-quants); None: not known."""
     offset_factors: Numbers | None = None
-    """As `factors`, of the offsets."""
+    """[rows, factors] float32: those of the offsets, in the same way; None: not known, or there are no offsets."""
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape

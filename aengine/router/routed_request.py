@@ -226,7 +226,8 @@ class RoutedRequest(StreamSource):
             if source.acknowledged and not attempt.acknowledged:
                 self._on_acknowledged(stay)
             if source.unread:
-                if self._has_other_weights(stay):
+                if (version := self._other_version(stay)) is not None:
+                    stay.load.saw_weights(version)
                     source.discard(())
                     self._on_stay_lost(stay, EngineStateError("the replica got other weights than those that the request goes on with"))
                     return
@@ -238,14 +239,12 @@ class RoutedRequest(StreamSource):
         else:
             self.notify()
 
-    def _has_other_weights(self, stay: _Stay) -> bool:
-        """Whether the replica got other weights before it began with what another had begun, and the router was not told in time."""
+    def _other_version(self, stay: _Stay) -> int | None:
+        """The version of the weights that the replica got before it began with what another had begun, where the router was not told in
+        time; None: it has those that it was chosen for."""
         version = stay.source.first_version
         is_bound = self._made_by is not None or (stay is self._hedge and self._has_prompt_logprobs)
-        if version is None or not is_bound or stay.load.generation_of(version) == stay.generation:
-            return False
-        stay.load.saw_weights(version)
-        return True
+        return None if version is None or not is_bound or stay.load.generation_of(version) == stay.generation else version
 
     def _on_acknowledged(self, stay: _Stay) -> None:
         stay.attempt.acknowledge()

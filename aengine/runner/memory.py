@@ -193,5 +193,5 @@ def quantized_bytes(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Pa
     for name, parts in stored_parts(named_weights(spec), quantization, tensors).items():
         stored = [tensors[source] for part in parts for source in part.endings if source in tensors]  # what is missing is refused later
         if all(part.scheme is not None for part in parts) or (stored and all(tensor.dtype in BLOCKS for tensor in stored)):
-            found[name] = sum(kept_bytes(tensor.dtype, tensor.nbytes) if tensor.dtype in BLOCKS else tensor.nbytes for tensor in stored)
+            found[name] = sum(kept_bytes(tensor.dtype, tensor.nbytes) for tensor in stored)
     return found

@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_tensors import dequantized
+from row_tensors import arrays, dequantized
 from torch import Tensor
 
 from aengine.kernels.arrays import data_address
 from aengine.kernels.cpu.library import INT8_CODES, NO_BUFFER, SOFTMAX, CExpertsOp, CpuKernels, Workspace
 from aengine.kernels.cpu.ops import PackedLinear
 from aengine.kernels.cpu.packing import are_packable
-from aengine.kernels.quantized import QuantizedRows
+from aengine.kernels.quantized import QuantizedRows, in_one_format
 
 DTYPES = [torch.float32, torch.bfloat16]
 NF4 = torch.linspace(-1.0, 1.0, 16).sign() * torch.linspace(-1.0, 1.0, 16).square()
@@ -260,7 +260,7 @@ def test_parts_of_several_formats(kernels: CpuKernels) -> None:
     torch.manual_seed(0)
     parts = [draw("int4", 40, 192, 32), draw("zero6", 24, 192, 48), draw("wide4", 9, 192, 64), draw("int8", 30, 192, 16)]
     x = torch.randn(7, 192)
-    packed = cpu_ops.packed_linear(kernels, parts, dtype=torch.float32, threads=1, float32=True)
+    packed = cpu_ops.packed_linear(kernels, in_one_format([*map(arrays, parts)]), dtype=torch.float32, threads=1, float32=True)
     assert (packed.c.format, packed.c.group_size) == (INT8_CODES, 16)
     dense = torch.cat([dequantized(part) for part in parts])
     assert_near(cpu_ops.logits(Workspace(kernels, 2), x, packed), cpu_reference.linear(x, dense), x, dense)
@@ -271,7 +271,7 @@ def test_what_is_refused(kernels: CpuKernels) -> None:
     with pytest.raises(ValueError, match="groups of 40 columns"):
         cpu_ops.packed_linear(kernels, [draw("int4", 8, 80, 40)], **options)
     with pytest.raises(ValueError, match="differ in columns, bits, group size"):
-        cpu_ops.packed_linear(kernels, [draw("int4", 8, 64, 32), draw("float8", 8, 64, 16)], **options)
+        cpu_ops.packed_linear(kernels, [draw("int4", 8, 64, 32), draw("int4", 8, 64, 16)], **options)
     with pytest.raises(ValueError, match="order of columns"):
         cpu_ops.packed_linear(kernels, [draw("int4", 8, 64, 32, ordered=True) for _ in range(2)], **options)
     with pytest.raises(ValueError, match="quantised parts and others"):

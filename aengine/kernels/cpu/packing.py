@@ -34,17 +34,7 @@ from aengine.kernels.cpu.library import (
     Workspace,
 )
 from aengine.kernels.cpu.ops import PackedLinear, PackedLinears, num_panels
-from aengine.kernels.quantized import (
-    INT4_GROUP,
-    LARGEST,
-    QuantizedRows,
-    Rows,
-    common_zero_point,
-    equal,
-    exact_dtype,
-    in_one_format,
-    int4_rows,
-)
+from aengine.kernels.quantized import INT4_GROUP, LARGEST, QuantizedRows, Rows, common_zero_point, equal, exact_dtype, int4_rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
 
@@ -100,12 +90,12 @@ class CodeFormat:
         if bits == 4 and float32 and table is None:
             table = np.arange(16, dtype=np.float32) - np.float32(zero)
         with_offsets = point is None and any(part.offsets is not None for part in parts)
-        of_factors = {part.groups_per_factor if with_offsets else replace(part, offsets=None).groups_per_factor for part in parts}
+        of_factors = {part.groups_per_factor for part in parts}
         groups_per_factor = of_factors.pop() if len(of_factors) == 1 else 0
-        numbers = [_numbers(part.factors if groups_per_factor else part.scales) * unit for part in parts]
+        kept = [(part.factors, part.offset_factors) if groups_per_factor else (part.scales, part.offsets) for part in parts]
+        numbers = [scales * unit for scales, _ in kept if scales is not None]
         if with_offsets:
-            offsets = [part.offset_factors if groups_per_factor else part.offsets for part in parts]
-            numbers += [part for part in offsets if part is not None]
+            numbers += [offsets for _, offsets in kept if offsets is not None]
         return cls(
             columns=columns,
             group_size=group_size,
@@ -174,31 +164,26 @@ def pack_codes(kernels: CpuKernels, parts: Sequence[QuantizedRows], how: CodeFor
     sources, keep = [], []
     for part in parts:
         codes = _of_rows(part.codes)
-        numbers = [*_stored(part.scales, part.factors, how, how.unit), None, None]
-        if how.with_offsets:
-            offsets = np.zeros_like(part.scales) if part.offsets is None else part.offsets
-            numbers[2:] = _stored(offsets, part.offset_factors, how, 1.0)
-        scales, factors, offsets, offset_factors = numbers
+        scales, factors = _stored(part.scales, part.factors, how, how.unit)
+        offsets = offset_factors = None
+        if how.with_offsets and part.offsets is not None:
+            offsets, offset_factors = _stored(part.offsets, part.offset_factors, how, 1.0)
+        elif how.with_offsets:
+            offsets, offset_factors = np.zeros_like(scales), None if factors is None else np.zeros_like(factors)
+        numbers = scales, offsets, factors, offset_factors
         keep.append((codes, numbers))
-        addresses = [None if one is None else data_address(one) for one in (codes, scales, offsets, factors, offset_factors)]
+        addresses = [None if one is None else data_address(one) for one in (codes, *numbers)]
         sources.append(CCodesPart(*addresses, len(part), codes.strides[0] // codes.itemsize))
     kernels.pack_codes((CCodesPart * len(sources))(*sources), len(sources), how.shift, ctypes.byref(matrix), threads)
 
 
 def _stored(scales: Array, factors: Array | None, how: CodeFormat, unit: float) -> tuple[Array, Array | None]:
     """Scales as they are stored, and their factors: int8 multiples of these, or without them the scales of the format's dtype."""
-    if not how.groups_per_factor:
+    if factors is None or not how.groups_per_factor:
         return np.ascontiguousarray(cast(scales * np.float32(unit), how.scale_dtype)), None
-    known = _numbers(factors)
-    multiples = np.zeros(scales.shape, np.int8)
-    of_groups = np.repeat(known, how.groups_per_factor, axis=1)
-    np.rint(np.divide(scales, of_groups, out=np.zeros_like(scales), where=of_groups != 0), out=multiples, casting="unsafe")
-    return multiples, np.ascontiguousarray(cast(known * np.float32(unit), how.scale_dtype))
-
-
-def _numbers(numbers: Array | None) -> Array:
-    assert numbers is not None
-    return numbers
+    of_groups = np.repeat(factors, how.groups_per_factor, axis=1)
+    multiples = np.rint(np.divide(scales, of_groups, out=np.zeros_like(scales), where=of_groups != 0)).astype(np.int8)
+    return multiples, np.ascontiguousarray(cast(factors * np.float32(unit), how.scale_dtype))
 
 
 def quantize_matrix(workspace: Workspace, matrix: Array, quantization: str) -> QuantizedRows:
@@ -291,7 +276,7 @@ def pack_linear(
     Raises ValueError for parts that cannot be packed into one matrix.
     """
     matrices = [part for part in parts if isinstance(part, np.ndarray)]
-    quantized = _quantized(parts)
+    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
     if not quantized:
         _check_parts(matrices)
     elif matrices:
@@ -348,8 +333,7 @@ def pack_linears(
         return memory[0][len(linears) * size :][:size]
 
     parts, orders = _without_orders(parts, rows)
-    quantized = _quantized(parts)
-    parts = quantized if len(quantized) == len(parts) else parts
+    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
     code_format = CodeFormat.of(quantized, float32) if quantized else None
     options: dict[str, Any] = {
         "interleaved": interleaved,
@@ -379,16 +363,10 @@ def are_packable(parts: Sequence[Rows], count: int | None = None) -> bool:
     try:
         if count is not None:
             parts, _ = _without_orders(parts, sum(len(part) for part in parts) // count)
-        CodeFormat.of(_quantized(parts), float32=False)
+        CodeFormat.of([part for part in parts if isinstance(part, QuantizedRows)], float32=False)
     except ValueError:
         return False
     return True
-
-
-def _quantized(parts: Sequence[Rows]) -> Sequence[QuantizedRows]:
-    """The quantised ones, in one format if they can be; for matrices of which these are all parts."""
-    found = [part for part in parts if isinstance(part, QuantizedRows)]
-    return in_one_format(found) if found else found
 
 
 def _without_orders(parts: Sequence[Rows], rows: int) -> tuple[Sequence[Rows], NDArray[np.int32] | None]:

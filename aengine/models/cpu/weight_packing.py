@@ -18,7 +18,7 @@ from aengine.kernels.arrays import FLOAT32, Array
 from aengine.kernels.cpu.library import BLOCK, EMBEDDING, PANEL, CLowRank, CLowRankBlock, Workspace
 from aengine.kernels.cpu.ops import PackedCpuAdapter, PackedLinear
 from aengine.kernels.cpu.packing import are_packable, as_packable, pack_linear, pack_linears, quantize_matrix
-from aengine.kernels.quantized import QuantizedRows, Rows, numbers_of
+from aengine.kernels.quantized import QuantizedRows, Rows, in_one_format, numbers_of
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter, LowRankPart
 from aengine.models.cpu.packed_weights import PackedWeights
@@ -117,9 +117,12 @@ class WeightPacking:
         in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
         if quantizable and not in_int8 and quantization != "none":
             rows = [quantize_matrix(self._workspace, part, quantization) if isinstance(part, np.ndarray) else part for part in rows]
-        # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
+        quantized = [part for part in rows if isinstance(part, QuantizedRows)]
+        if quantizable and len(quantized) == len(rows):
+            rows = in_one_format(quantized)
+        # What the kernels have no format for, such as parts with several orders of columns, is as wide as the activations.
         has_codes = quantizable and are_packable(rows, count)
-        if quantizable and not has_codes and any(isinstance(part, QuantizedRows) for part in rows):
+        if quantizable and not has_codes and quantized:
             self._dequantized.append(stem)
         parts: Sequence[Rows] = rows if has_codes else [numbers_of(part, dtype) for part in rows]
         kernels, threads = self._workspace.kernels, self._workspace.threads

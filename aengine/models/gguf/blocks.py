@@ -52,14 +52,20 @@ _KEPT_BITS = {
 
 
 def kept_bytes(kind: str, stored: int) -> int:
-    """About how many bytes a tensor takes in memory that has so many in a file."""
+    """About how many bytes a tensor takes in memory that has so many in a file: other ones if it is of some types of blocks."""
+    if kind not in _KEPT_BITS:
+        return stored
     values, size = BLOCKS[kind]
-    return int(stored * _KEPT_BITS[kind] * values / (8 * size)) if kind in _KEPT_BITS else stored
+    return int(stored * _KEPT_BITS[kind] * values / (8 * size))
 
 
 def _half(blocks: Array, at: int) -> Array:
     """[rows, blocks] float32 of the float16 at a byte of each block."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
+    return _words(blocks[..., at : at + 2], np.float16)[..., 0].astype(np.float32)
+
+
+def _words(packed: Array, dtype: type) -> Array:
+    return np.ascontiguousarray(packed).view(dtype)
 
 
 def _split(packed: Array, size: int) -> Array:
@@ -73,6 +79,11 @@ def _nibbles(packed: Array) -> Array:
     np.bitwise_and(packed, 15, out=halves[..., 0, :])
     np.right_shift(packed, 4, out=halves[..., 1, :])
     return halves
+
+
+def _by_halves(packed: Array) -> Array:
+    """[..., n] bytes -> [..., 2 * n]: the low half and the high one of each."""
+    return _nibbles(packed).swapaxes(-1, -2).reshape(*packed.shape[:-1], -1)
 
 
 def _fifth_bits(packed: Array) -> Array:
@@ -182,8 +193,8 @@ def _q6_k(blocks: Array) -> QuantizedRows:
 
 
 def _iq4_xs(blocks: Array) -> QuantizedRows:
-    low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).reshape(*blocks.shape[:-1], 8)
-    high = np.stack([(blocks[..., 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], -1).reshape(low.shape)
+    low = _by_halves(blocks[..., 4:8])
+    high = _two_bits(blocks[..., 2:4]).swapaxes(-1, -2).reshape(low.shape)
     scales = _half(blocks, 0), _signed(low | (high << 4))
     return _of_factors(_nibbles(_split(blocks[..., 8:], 16)), scales, 4, table=_NL4)
 
@@ -205,17 +216,9 @@ def _tq2_0(blocks: Array) -> QuantizedRows:
     return _without_zero(_rows(_two_bits(_split(blocks[..., :64], 32)), _half(blocks, 64), 256, 2), 1)
 
 
-def _eighths(blocks: Array, halvings: int, multiples: Array) -> _Multiples:
-    """Odd multiples of a factor that is its float16 divided by two so often."""
-    return _half(blocks, 0) / np.float32(1 << halvings), 2 * multiples + 1
-
-
-def _words(packed: Array, dtype: type) -> Array:
-    return np.ascontiguousarray(packed).view(dtype)
-
-
-def _by_halves(packed: Array) -> Array:
-    return np.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1)
+def _odd(halves: Array, divisor: float, numbers: Array) -> _Multiples:
+    """The odd multiples, of numbers from 0 on, of the float16 numbers of blocks divided by a power of two."""
+    return halves / np.float32(divisor), 2 * numbers + 1
 
 
 def _iq1_m_scales(blocks: Array) -> _Multiples:
@@ -223,17 +226,17 @@ def _iq1_m_scales(blocks: Array) -> _Multiples:
     bits = (words & 0xF000) >> np.array([12, 8, 4, 0], np.uint16)
     factors = np.bitwise_or.reduce(bits, -1).astype(np.uint16).view(np.float16).astype(np.float32)
     multiples = (words[..., None] >> np.array([0, 3, 6, 9], np.uint16)) & 7
-    return factors / np.float32(8), 2 * multiples.reshape(*blocks.shape[:-1], 16) + 1
+    return _odd(factors, 8, multiples.reshape(*blocks.shape[:-1], 16))
 
 
 _LISTS: dict[str, tuple[Callable[[Array], _Multiples], tuple[int, ...]]] = {
-    "IQ1_S": (lambda blocks: _eighths(blocks, 3, (_words(blocks[..., 34:50], np.uint16) >> 12) & 7), (1, 7, 9)),
+    "IQ1_S": (lambda blocks: _odd(_half(blocks, 0), 8, (_words(blocks[..., 34:50], np.uint16) >> 12) & 7), (1, 7, 9)),
     "IQ1_M": (_iq1_m_scales, (1, 7, 9)),
-    "IQ2_XXS": (lambda blocks: _eighths(blocks, 3, _words(blocks[..., 2:66], np.uint32)[..., 1::2] >> 28), (8, 25, 43)),
-    "IQ2_XS": (lambda blocks: _eighths(blocks, 3, _by_halves(blocks[..., 66:74])), (8, 25, 43)),
-    "IQ2_S": (lambda blocks: _eighths(blocks, 3, _by_halves(blocks[..., 74:82])), (8, 25, 43)),
-    "IQ3_XXS": (lambda blocks: _eighths(blocks, 2, _words(blocks[..., 66:98], np.uint32) >> 28), (4, 12, 20, 28, 36, 44, 52, 62)),
-    "IQ3_S": (lambda blocks: _eighths(blocks, 0, _by_halves(blocks[..., 106:110])), (1, 3, 5, 7, 9, 11, 13, 15)),
+    "IQ2_XXS": (lambda blocks: _odd(_half(blocks, 0), 8, _words(blocks[..., 2:66], np.uint32)[..., 1::2] >> 28), (8, 25, 43)),
+    "IQ2_XS": (lambda blocks: _odd(_half(blocks, 0), 8, _by_halves(blocks[..., 66:74])), (8, 25, 43)),
+    "IQ2_S": (lambda blocks: _odd(_half(blocks, 0), 8, _by_halves(blocks[..., 74:82])), (8, 25, 43)),
+    "IQ3_XXS": (lambda blocks: _odd(_half(blocks, 0), 4, _words(blocks[..., 66:98], np.uint32) >> 28), (4, 12, 20, 28, 36, 44, 52, 62)),
+    "IQ3_S": (lambda blocks: _odd(_half(blocks, 0), 1, _by_halves(blocks[..., 106:110])), (1, 3, 5, 7, 9, 11, 13, 15)),
 }
 """Types whose codes are places in a list of vectors: how their scales are read, and the magnitudes of the numbers of these vectors; of IQ1,
 of eight times what its vectors and its shift add up to."""

@@ -33,6 +33,7 @@ from aengine.models.quantization.scheme import (
     block_sizes,
     column_order,
     integer_rows,
+    kept_bits,
     matrix,
     names_of,
     num_groups,
@@ -281,7 +282,7 @@ class Mlx(Scheme):
     def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         scales, offsets = (np.ascontiguousarray(tensors[name], np.float32) for name in (".scales", ".biases"))
         codes = unpacked(tensors[".weight"], self.bits)
-        return QuantizedRows(codes, scales, self.group_size, {3: 4, 5: 6}.get(self.bits, self.bits), offsets)
+        return QuantizedRows(codes, scales, self.group_size, kept_bits(self.bits), offsets)
 
 
 _BYTES = ("uint8",)

@@ -124,6 +124,11 @@ def num_words(count: int, bits: int, what: str) -> int:
     return count * bits // 32
 
 
+def kept_bits(bits: int) -> int:
+    """How many bits kernels keep of a code that has so many: as few as they can."""
+    return {3: 4, 5: 6}.get(bits, bits)
+
+
 def unpacked(words: Array, bits: int) -> Array:
     """[n, words] of 32 bits, or bytes, of codes of 2 to 8 bits, the lowest bits first -> [n, codes] uint8. Codes of 3, 5 and 6 bits cross
     words."""
@@ -155,8 +160,7 @@ def integer_rows(
         codes = (codes ^ middle).view(np.int8)
     else:
         offsets = -scales * (middle if zeros is None else zeros.astype(np.float32))
-    kept_bits = 4 if bits == 3 else bits
-    return QuantizedRows(np.ascontiguousarray(codes), scales, group_size or codes.shape[1], kept_bits, offsets, order=order)
+    return QuantizedRows(np.ascontiguousarray(codes), scales, group_size or codes.shape[1], kept_bits(bits), offsets, order=order)
 
 
 def column_order(groups: Array, group_size: int | None, name: str) -> Array | None:

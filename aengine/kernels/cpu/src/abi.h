@@ -61,9 +61,9 @@ enum NormKind : i32 { RMS_NORM = 0, LAYER_NORM = 1 };
 // Interleaved: out_features is twice the width of an MLP and a panel holds gate 0..15, up 0..15, gate 16..31, up 16..31 of its 32.
 //
 // Of codes, a panel is for each group of the depth the scales of its 64 columns, their offsets if there are any, and the words of the group;
-// with factors, these and those of the offsets stand before the groups that they belong to. Panels begin at multiples of 64 words. A weight is (code - zero) * scale + offset, where a table says what a code stands for, or table[code] * scale +
-// offset with a float32 table. Activations are
-// quantised to int8 in groups of their own, which do not cross those of the weights, or multiplied in float32.
+// with factors, these and those of the offsets stand before the groups that they belong to. Panels begin at multiples of 64 words. A weight
+// is (code - zero) * scale + offset, where a table says what a code stands for, or table[code] * scale + offset with a float32 table.
+// Activations are quantised to int8 in groups of their own, which do not cross those of the weights, or multiplied in float32.
 struct PackedLinear {
   u32* words;
   float* bias;         // in packed order, [panels * 64]; null: none

@@ -212,29 +212,26 @@ AE_NOINLINE void multiply_block(const CodeRow<Step>* rows, const CodeGroups& gro
   constexpr bool IN_REGISTERS = LANES == 16 || !std::is_same_v<Step, ByteStep>;
   constexpr int VECTORS = tile_vectors(IN_REGISTERS ? 2 * ROWS : ROWS);
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
-    UnpackedWords<Step> words{block.weights};
-    i64 group = block.first;
-    const auto add = [&](auto* totals) AE_ALWAYS_INLINE {
-      const i64 steps = groups.num_elements(group) / Step::X_PER_STEP;
-      const float(*scales)[PANEL] = block.scales[group - block.first];
-      typename Step::Sum sums[ROWS][VECTORS];
-      sum_group<1, ROWS, VECTORS, Step>(step, rows, group, group * groups.size, steps, words, column, sums);
-      const auto add_sums = [&](auto* to) AE_ALWAYS_INLINE {
-        add_group<ROWS, VECTORS, Step>(rows, group, scales[0], with_offsets ? scales[1] : nullptr, column, sums, to);
-      };
-      if constexpr (IN_REGISTERS) {
-        add_sums(totals);
-      } else {
-        with_totals<ROWS, VECTORS>(out, column, add_sums);
+    // Calls add(f) for each group, where f(totals) adds its sums to them.
+    const auto each_group = [&](auto&& add) AE_ALWAYS_INLINE {
+      UnpackedWords<Step> words{block.weights};
+      for (i64 group = block.first; group < last; group++) {
+        const i64 steps = groups.num_elements(group) / Step::X_PER_STEP;
+        const float(*scales)[PANEL] = block.scales[group - block.first];
+        typename Step::Sum sums[ROWS][VECTORS];
+        sum_group<1, ROWS, VECTORS, Step>(step, rows, group, group * groups.size, steps, words, column, sums);
+        add([&](auto* totals) AE_ALWAYS_INLINE {
+          add_group<ROWS, VECTORS, Step>(rows, group, scales[0], with_offsets ? scales[1] : nullptr, column, sums, totals);
+        });
+        words.weights_of_steps += steps * PANEL_VECTORS;
       }
-      words.weights_of_steps += steps * PANEL_VECTORS;
     };
     if constexpr (IN_REGISTERS) {
       with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
-        for (; group < last; group++) add(totals);
+        each_group([&](auto&& add_sums) AE_ALWAYS_INLINE { add_sums(totals); });
       });
     } else {
-      for (; group < last; group++) add((VecF(*)[VECTORS]) nullptr);
+      each_group([&](auto&& add_sums) AE_ALWAYS_INLINE { with_totals<ROWS, VECTORS>(out, column, add_sums); });
     }
   }
 }
