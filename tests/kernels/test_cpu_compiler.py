@@ -189,7 +189,7 @@ def test_the_level_of_the_environment() -> None:
     assert select_level({"AENGINE_CPU_LEVEL": least.value}) is least is Level.PORTABLE
     with pytest.raises(KernelsUnavailableError, match="AENGINE_CPU_LEVEL is torch"):
         select_level({"AENGINE_CPU_LEVEL": "torch"})
-    with pytest.raises(ConfigError, match="'sse9' is not one of fused, portable, neon, avx2"):
+    with pytest.raises(ConfigError, match="'sse9' is not one of fused, portable, neon, neondot, neonbf16, avx2"):
         select_level({"AENGINE_CPU_LEVEL": "sse9"})
     impossible = next(level for level in Level if level not in supported_levels())
     with pytest.raises(ConfigError, match=f"'{impossible.value}' is not possible on this CPU; possible are {supported_levels()[0].value}"):
@@ -243,8 +243,11 @@ CROSS_COMPILER = "aarch64-linux-gnu-g++"
 
 
 @pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"needs {CROSS_COMPILER}")
-def test_neon_compiles(tmp_path: pathlib.Path) -> None:
-    made = prebuild(Level.NEON, {**os.environ, "CXX": CROSS_COMPILER}, directory=tmp_path)
+@pytest.mark.parametrize(
+    "level", [Level.NEON, pytest.param(Level.NEON_DOT, marks=pytest.mark.slow), pytest.param(Level.NEON_BF16, marks=pytest.mark.slow)]
+)
+def test_neon_compiles(level: Level, tmp_path: pathlib.Path) -> None:
+    made = prebuild(level, {**os.environ, "CXX": CROSS_COMPILER}, directory=tmp_path)
     assert made.read_bytes()[18:20] == (183).to_bytes(2, "little"), "e_machine of the ELF header is EM_AARCH64"
 
 

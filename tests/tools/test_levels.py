@@ -18,7 +18,7 @@ def test_a_level_is_measured_in_a_process_of_its_own(level: Level, monkeypatch: 
 
 
 def test_every_level_of_x86_has_limits_for_torch() -> None:
-    assert set(levels._LIMITS) == set(Level) - {Level.NEON, Level.FUSED}
+    assert set(levels._LIMITS) == set(Level) - {Level.NEON, Level.NEON_DOT, Level.NEON_BF16, Level.FUSED}
 
 
 def test_a_process_that_fails_says_why() -> None:

@@ -10,7 +10,7 @@ so a token does not depend on the neighbours of its row.
 
 The kernels are compiled at first use, in three units side by side (8.5 seconds on a Zen 5 machine with two virtual processors, 2026-11-22;
 half of it for products with codes of 4 and 8 bits). They are cached under `$XDG_CACHE_HOME/aengine` by sources, flags, compiler and level.
-`AENGINE_CPU_LEVEL` forces a level. GCC 12 and clang 14 pass the tests, and GCC for NEON in QEMU (2026-11-21).
+`AENGINE_CPU_LEVEL` forces a level. GCC 12 and clang 14 pass the tests, and GCC 12 for ARM in QEMU 7.2 (2026-12-01).
 
 A team of threads works through the operations of a step (`src/team.h`). Tasks are taken from an atomic counter, and an operation ends when
 its tasks are done, not when all threads have come, because the event loop uses the cores too. A team is either torch's threads or worker

@@ -42,6 +42,8 @@ class Level(enum.Enum):
     FUSED = "fused"  # PORTABLE, with a product and a sum rounded once as on all others, by a function: slow, for equal bits
     PORTABLE = "portable"  # the compiler's default for the machine: SSE2 on x86-64
     NEON = "neon"
+    NEON_DOT = "neondot"  # sums of four int8 products
+    NEON_BF16 = "neonbf16"  # and of two of bfloat16
     AVX2 = "avx2"
     AVX512 = "avx512"
     AVX512_VNNI = "avx512vnni"
@@ -55,6 +57,8 @@ _REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
     Level.FUSED: (None, ()),
     Level.PORTABLE: (None, ()),
     Level.NEON: ("aarch64", ()),
+    Level.NEON_DOT: ("aarch64", ("asimddp",)),
+    Level.NEON_BF16: ("aarch64", ("asimddp", "bf16")),
     Level.AVX2: ("x86_64", ("fma", "avx2", "f16c")),
     Level.AVX512: ("x86_64", _AVX512),
     Level.AVX512_VNNI: ("x86_64", (*_AVX512, "avx512_vnni")),
@@ -63,13 +67,24 @@ _REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
 }
 
 
+_EXTENSIONS = {"asimddp": "dotprod"}  # what compilers for ARM name otherwise than Linux
+
+
 def level_flags(level: Level) -> tuple[str, ...]:
     """The compiler flags of a level. Linux's avx512_vnni is -mavx512vnni for compilers, and amx_tile -mamx-tile."""
+    machine, features = _REQUIREMENTS[level]
+    if machine == "aarch64" and features:
+        return ("-march=armv8.2-a+" + "+".join(_EXTENSIONS.get(feature, feature) for feature in features),)
     fused = ("-DAENGINE_FUSED",) if level is Level.FUSED else ()
-    return (*fused, *(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in _REQUIREMENTS[level][1]))
+    return (*fused, *(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in features))
 
 
-CANONICAL = {Level.PORTABLE: Level.FUSED, Level.AVX512_BF16: Level.AVX512_VNNI, Level.AMX: Level.AVX512_VNNI}
+CANONICAL = {
+    Level.PORTABLE: Level.FUSED,
+    Level.NEON_BF16: Level.NEON_DOT,
+    Level.AVX512_BF16: Level.AVX512_VNNI,
+    Level.AMX: Level.AVX512_VNNI,
+}
 """The level in place of one whose products are rounded otherwise than by most: the others give equal bits on every machine."""
 
 
@@ -106,8 +121,14 @@ def select_level(environ: Mapping[str, str], *, canonical: bool = False) -> Leve
     return CANONICAL.get(level, level) if canonical else level
 
 
+# Which bit of AT_HWCAP (16) or AT_HWCAP2 (26) says so; QEMU shows the host's /proc/cpuinfo.
+_ARM_FEATURES = {"asimddp": (16, 20), "bf16": (26, 14)}
+
+
 def _cpu_features() -> frozenset[str]:
-    """The flags in /proc/cpuinfo; empty where there is no such file, so that only the portable level is supported."""
+    """The features of this CPU as /proc/cpuinfo names them, of ARM those that a level asks for; empty where Linux does not tell."""
+    if platform.machine() == "aarch64":
+        return frozenset(name for name, (kind, bit) in _ARM_FEATURES.items() if ctypes.CDLL(None).getauxval(kind) >> bit & 1)
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -31,6 +31,8 @@ AE_INLINE VecF load_half(const u16* p) {
   return (VecF)_mm512_cvtph_ps((__m256i)load_as<VecH>(p));
 #elif defined(__F16C__) && defined(__AVX2__)
   return (VecF)_mm256_cvtph_ps((__m128i)load_as<VecH>(p));
+#elif defined(__aarch64__)
+  return (VecF)vcvt_f32_f16((float16x4_t)load_as<VecH>(p));
 #else
   const VecU bits = __builtin_convertvector(load_as<VecH>(p), VecU);
   const VecF magnitude = (VecF)((bits & 0x7fffu) << 13) * 0x1p112f;
@@ -129,7 +131,7 @@ struct QuantisedStep {
   i32 zero;
 };
 
-#if defined(__AVX512VNNI__) || defined(AENGINE_AMX_MODEL)
+#if defined(__AVX512VNNI__) || defined(AENGINE_AMX_MODEL) || defined(__ARM_FEATURE_DOTPROD)
 // Quads of unsigned bytes with int8.
 struct QuadStep : QuantisedStep<Int8Values> {
   using QuantisedStep::QuantisedStep;
@@ -143,13 +145,23 @@ struct QuadStep : QuantisedStep<Int8Values> {
   static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) {
 #if defined(__AVX512VNNI__)
     return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x);
 #else
     for (int i = 0; i < 32; i += 8) sum += (VecI)((w >> i) & 0xffu) * ((VecI)(x << (24 - i)) >> 24);
     return sum;
 #endif
   }
 };
+using FewBitsStep = QuadStep;
+#if defined(__ARM_FEATURE_DOTPROD)
+// Bytes of 8 bits, 128 less for an instruction that takes them as signed, and their zero with them.
+struct ByteStep : QuadStep {
+  explicit ByteStep(const PackedLinear& w) : QuadStep(w) { zero -= 128; }
+};
+#else
 using ByteStep = QuadStep;
+#endif
 #else
 // Pairs of int16: depths 0 and 2 of four, then 1 and 3.
 struct PairStep : QuantisedStep<Int8Dot> {
@@ -160,6 +172,7 @@ struct PairStep : QuantisedStep<Int8Dot> {
   static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return Int8Dot::multiply_add(sum, x, w); }
 };
 using ByteStep = PairStep;
+using FewBitsStep = PairStep;
 #endif
 
 // A number, or activations, in float32.
@@ -215,24 +228,29 @@ struct CodeUnit<6> {
 
 // A Dot unpacks the words of a matrix: a unit of WORDS words, PANEL apart, has STEPS steps.
 
-// Bytes as the steps of ByteStep.
-template <int STEP>
+// Bytes as the steps of a Step.
+template <class Step, int STEP>
 AE_INLINE VecU step_of_bytes(VecU bytes) {
-  if constexpr (ByteStep::X_PER_STEP == 4) return bytes;
+  if constexpr (Step::X_PER_STEP == 4) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    if (std::is_same_v<Step, ByteStep>) return bytes ^ 0x80808080u;
+#endif
+    return bytes;
+  }
   return (bytes >> (8 * STEP)) & 0x00ff00ffu;
 }
 
-// Codes as bytes, in the steps of ByteStep.
-template <int BITS>
+// Codes as bytes, in the steps of `Step`.
+template <int BITS, class Step>
 struct ByteCodes {
-  static constexpr int WORDS = CodeUnit<BITS>::WORDS, PER_QUAD = 4 / ByteStep::X_PER_STEP, STEPS = CodeUnit<BITS>::QUADS * PER_QUAD;
+  static constexpr int WORDS = CodeUnit<BITS>::WORDS, PER_QUAD = 4 / Step::X_PER_STEP, STEPS = CodeUnit<BITS>::QUADS * PER_QUAD;
 };
 
-struct ByteDot : ByteStep, ByteCodes<8> {
+struct ByteDot : ByteStep, ByteCodes<8, ByteStep> {
   using ByteStep::ByteStep;
   using Step = ByteStep;
   template <int STEP>
-  AE_INLINE VecU weights(const u32* words) const { return step_of_bytes<STEP>(load_words(words)); }
+  AE_INLINE VecU weights(const u32* words) const { return step_of_bytes<ByteStep, STEP>(load_words(words)); }
 };
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
@@ -273,29 +291,31 @@ struct FewBitsDot : OctetStep {
 };
 #else
 template <int BITS>
-struct FewBitsDot : ByteStep, ByteCodes<BITS> {
-  using ByteStep::ByteStep;
-  using Step = ByteStep;
-  using ByteCodes<BITS>::PER_QUAD;
+struct FewBitsDot : FewBitsStep, ByteCodes<BITS, FewBitsStep> {
+  using FewBitsStep::FewBitsStep;
+  using Step = FewBitsStep;
+  using ByteCodes<BITS, Step>::PER_QUAD;
   template <int STEP>
   AE_INLINE VecU weights(const u32* words) const {
-    return step_of_bytes<STEP % PER_QUAD>(CodeUnit<BITS>::template quad<STEP / PER_QUAD>(words));
+    return step_of_bytes<Step, STEP % PER_QUAD>(CodeUnit<BITS>::template quad<STEP / PER_QUAD>(words));
   }
 };
 #endif
 
 // Codes of 4 bits with a table of bytes.
-struct TableInt4Dot : ByteStep, ByteCodes<4> {
+struct TableInt4Dot : ByteStep, ByteCodes<4, ByteStep> {
   using Step = ByteStep;
   template <int STEP>
   AE_INLINE VecU weights(const u32* words) const {
-    return step_of_bytes<STEP % PER_QUAD>(look_up(CodeUnit<4>::quad<STEP / PER_QUAD>(words)));
+    return step_of_bytes<Step, STEP % PER_QUAD>(look_up(CodeUnit<4>::quad<STEP / PER_QUAD>(words)));
   }
   AE_INLINE VecU look_up(VecU codes) const {
 #if defined(__AVX512BW__)
     return (VecU)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), (__m512i)codes);
 #elif defined(__AVX2__)
     return (VecU)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), (__m256i)codes);
+#elif defined(__aarch64__)
+    return (VecU)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)codes);
 #else
     u8 bytes[4 * LANES];
     memcpy(bytes, &codes, sizeof bytes);
@@ -320,6 +340,9 @@ struct WideInt4Dot : FloatStep {
     const __m256 low = _mm256_permutevar8x32_ps((__m256)load(table), (__m256i)codes);
     const __m256 high = _mm256_permutevar8x32_ps((__m256)load(table + 8), (__m256i)codes);
     return (VecF)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
+#elif defined(__aarch64__)
+    const VecU places = (codes & 15u) * 0x04040404u + 0x03020100u;  // of the bytes of each number
+    return (VecF)vqtbl4q_u8(vld1q_u8_x4(reinterpret_cast<const u8*>(table)), (uint8x16_t)places);
 #else
     VecF numbers;
     for (int i = 0; i < LANES; i++) numbers[i] = table[codes[i] & 15u];

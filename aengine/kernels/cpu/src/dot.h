@@ -24,6 +24,8 @@ struct F32Dot {
 // CPUs with AMX take longer for the instruction that multiplies pairs than for two products in float32 (measured: attention of 2,048 tokens).
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 #define AE_BF16_PAIRS
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define AE_BF16_PAIRS
 #endif
 
 #if defined(AE_BF16_PAIRS)
@@ -40,7 +42,13 @@ struct Bf16Dot {
     memcpy(&pair, x, sizeof pair);
     return splat_word(pair);
   }
-  static AE_INLINE VecF multiply_add(VecF sum, VecU x, VecU w) { return (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w); }
+  static AE_INLINE VecF multiply_add(VecF sum, VecU x, VecU w) {
+#if defined(__AVX512BF16__)
+    return (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+#else
+    return (VecF)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)x, (bfloat16x8_t)w);
+#endif
+  }
 };
 #else
 // A pair of bf16 weights with a pair of activations widened to float32.

@@ -33,6 +33,9 @@ struct Int16Dot {
     return sum + (VecI)_mm256_madd_epi16((__m256i)x, (__m256i)w);
 #elif defined(__SSE2__)
     return sum + (VecI)_mm_madd_epi16((__m128i)x, (__m128i)w);
+#elif defined(__aarch64__)
+    const int16x8_t pairs = (int16x8_t)x, weights = (int16x8_t)w;
+    return sum + (VecI)vpaddq_s32(vmull_s16(vget_low_s16(pairs), vget_low_s16(weights)), vmull_high_s16(pairs, weights));
 #else
     const VecI low = ((VecI)(x << 16) >> 16) * ((VecI)(w << 16) >> 16);
     return sum + low + ((VecI)x >> 16) * ((VecI)w >> 16);
@@ -42,6 +45,16 @@ struct Int16Dot {
     typedef i16 VecHalf __attribute__((vector_size(2 * LANES)));
     const VecHalf narrowed = __builtin_convertvector(q, VecHalf);
     memcpy(out, &narrowed, sizeof narrowed);
+  }
+};
+
+// Int8 values in memory.
+struct Int8Values {
+  using X = i8;
+  static AE_INLINE void put(X* out, VecI q) {
+    typedef i8 VecB __attribute__((vector_size(LANES)));
+    const VecB bytes = __builtin_convertvector(q, VecB);
+    memcpy(out, &bytes, sizeof bytes);
   }
 };
 
@@ -68,6 +81,21 @@ struct Int8Dot {
     memcpy(out, &bytes, sizeof bytes);
   }
 };
+#elif defined(__ARM_FEATURE_DOTPROD)
+struct Int8Dot : Int8Values {
+  using Sum = VecI;
+  static constexpr int X_PER_WORD = 4, PARTS = 1;
+  static constexpr bool OFFSET = false;
+  template <int PART>
+  static AE_INLINE VecU weights(VecU words) { return words; }
+  template <int PART>
+  static AE_INLINE VecU activations(const X* x) {
+    u32 quad;
+    memcpy(&quad, x, sizeof quad);
+    return splat_word(quad);
+  }
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)x, (int8x16_t)w); }
+};
 #else
 struct Int8Dot : Int16Dot {
   static AE_INLINE void put(X* out, VecI q) {
@@ -77,16 +105,6 @@ struct Int8Dot : Int16Dot {
   }
 };
 #endif
-
-// Int8 values in memory.
-struct Int8Values {
-  using X = i8;
-  static AE_INLINE void put(X* out, VecI q) {
-    typedef i8 VecB __attribute__((vector_size(LANES)));
-    const VecB bytes = __builtin_convertvector(q, VecB);
-    memcpy(out, &bytes, sizeof bytes);
-  }
-};
 
 constexpr float INT8_MAX_VALUE = 127.f;
 
