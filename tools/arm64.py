@@ -3,7 +3,7 @@
 Needs Debian's apt-get (as root, to add the architecture), `qemu-aarch64-static` and `aarch64-linux-gnu-g++`. FOLDER/python is then a
 program like any Python: FOLDER/python -m pytest runs tests. The kernels of all its levels are compiled into the package
 (`tools/prebuild.py`), since compilers that a program starts in QEMU may hang; call this again when their sources have changed.
-AENGINE_QEMU_CPU names another CPU than QEMU's most able one, as `cortex-a72` (no int8 dot products) or `neoverse-n1` (these, and no
+QEMU_CPU names another CPU than QEMU's most able one, as `cortex-a72` (no int8 dot products) or `neoverse-n1` (these, and no
 bfloat16).
 """
 
@@ -109,7 +109,7 @@ def make(folder: pathlib.Path) -> pathlib.Path:
             fill(folder / f"{part}-begun")
             (folder / f"{part}-begun").rename(folder / part)
     program = folder / "python"
-    emulate = f'exec {PROGRAMS[0]} -cpu "${{AENGINE_QEMU_CPU:-max}}" -L "$here/root" "$here/root/usr/bin/python{PYTHON}" "$@"'
+    emulate = f'exec {PROGRAMS[0]} -cpu "${{QEMU_CPU:-max}}" -L "$here/root" "$here/root/usr/bin/python{PYTHON}" "$@"'
     settings = f'export PYTHONPATH="{ROOT}:$here/site" XDG_CACHE_HOME="$here/cache"'
     program.write_text(f'#!/bin/sh\nhere=$(cd "$(dirname "$0")" && pwd)\n{settings}\n{emulate}\n')
     program.chmod(0o755)

@@ -94,9 +94,10 @@ class EngineConfig:
     """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale
     per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a
     CPU with int8 and int4, on CUDA with fp8."""
-    numerics: Annotated[str, one_of("fast", "canonical")] = "fast"
-    """fast (the best instructions of the CPU), canonical (the same bits on every CPU from AVX2 and NEON up, and with every compiler; needs
-    our CPU kernels, and multiplies bfloat16 as float32)."""
+    numerics: Annotated[str, one_of("fast", "canonical", "batch_invariant")] = "fast"
+    """fast (the best instructions of the device), canonical (the same bits on every CPU from AVX2 and NEON up, and with every compiler;
+    needs our CPU kernels, and multiplies bfloat16 as float32), batch_invariant (CUDA gives a request the same bits in any crowd and with
+    its prompt in any chunks, as our CPU kernels always do; needs Triton, one device and a native model without recurrent layers)."""
     speculative: Annotated[str, one_of("off", "ngram", "draft", "eagle", "mtp", "auto")] = "off"
     """Where drafts come from: tokens that the model checks several of in one step, which changes no output. off, ngram (what followed the
     latest tokens where they stood in the prompt or the output before), draft (a smaller model), eagle (an EAGLE-3 head), mtp (layers of the

@@ -71,7 +71,11 @@ def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
         raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, {', '.join(_MAKERS)}")
     device = spec.device.type
     declined: list[str] = []
-    for candidate in [name] if asked else _PREFERRED.get(device, ("torch_native",)):
+    preferred = _PREFERRED.get(device, ("torch_native",))
+    if spec.batch_invariant and (name not in ("auto", "triton") or "triton" not in preferred):
+        raise ConfigError.of("numerics", f"'batch_invariant' needs our Triton kernels, not {name!r} on device {device!r}")
+    asked = asked or spec.batch_invariant
+    for candidate in ["triton"] if spec.batch_invariant else [name] if asked else preferred:
         try:
             backend = _MAKERS[candidate](spec)
         except BackendUnavailableError as reason:

@@ -237,6 +237,7 @@ class AttentionSpec:
     latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
     states: StateLayout | None = None  # of recurrent layers; None: there are none
     index: IndexShape | None = None  # what may choose some of a query's tokens
+    batch_invariant: bool = False  # no order of sums may depend on which queries a step has
 
     def __post_init__(self) -> None:
         if not self.value_dim:

@@ -294,6 +294,8 @@ class TritonBackend(AttentionBackend):
             raise BackendUnavailableError(f"our Triton kernels read a KV cache of {spec.dtype} or float8_e4m3fn, not {spec.cache_dtype}")
         for layer in range(len(spec.places)):
             _check_layer(spec, layer)
+        if spec.batch_invariant and (spec.states is not None or spec.index is not None):
+            raise BackendUnavailableError("recurrent layers, and those whose tokens an index chooses, have no batch-invariant kernels")
         super().__init__(spec)
         on_cuda = spec.device.type == "cuda"
         try:
@@ -307,11 +309,12 @@ class TritonBackend(AttentionBackend):
             raise BackendUnavailableError(f"our Triton kernels do not run here: {first_line(error)}") from error
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        return _Step(self, metadata, self.decodes.plan(metadata.host, metadata.kv_indices) if metadata.host.num_decodes else None)
+        decodes = metadata.host.num_decodes and not self.spec.batch_invariant
+        return _Step(self, metadata, self.decodes.plan(metadata.host, metadata.kv_indices) if decodes else None)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         check_graph_layout(buffers.host, buffers)
-        return _GraphStep(self, buffers, self.decodes.graph(buffers))
+        return _GraphStep(self, buffers, None if self.spec.batch_invariant else self.decodes.graph(buffers))
 
 
 def _check_layer(spec: AttentionSpec, layer: int) -> None:
@@ -339,13 +342,18 @@ class _Step:
         if host.states is not None:
             self._states = TritonStates(backend, metadata.qo_indptr, host)
         self._seen = None if host.seen is None else to_device(host.seen, spec.device)
-        self._tiles: dict[Heads, Tensor] = {}  # of all rows that are not decoding
-        if host.num_decodes < host.num_rows:
-            lengths = np.diff(host.qo_indptr[host.num_decodes :])
-            seq_lens = host.seq_lens[host.num_decodes :]
-            for heads, blocks in backend.decodes.blocks.items():
-                tiles = kernels.prefill_tiles(lengths, seq_lens, host.num_decodes, heads.num_heads // heads.num_kv_heads, blocks)
-                self._tiles[heads] = to_device(tiles, spec.device)
+        self._tiles = {heads: to_device(tiles, spec.device) for heads, tiles in self._host_tiles(host).items()}
+
+    def _host_tiles(self, host: StepLayout) -> dict[Heads, IntArray]:
+        """Those of all rows that are not decoding; of all rows, where one kernel is to compute every query."""
+        first = 0 if self._decodes is None else host.num_decodes
+        if first == host.num_rows:
+            return {}
+        lengths, seq_lens = np.diff(host.qo_indptr[first:]), host.seq_lens[first:]
+        return {
+            heads: kernels.prefill_tiles(lengths, seq_lens, first, heads.num_heads // heads.num_kv_heads, blocks)
+            for heads, blocks in self._backend.decodes.blocks.items()
+        }
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         attention.write(key, value, self.target(layer))
@@ -383,7 +391,7 @@ class _Step:
 
 
 class _GraphStep(_Step):
-    def __init__(self, backend: TritonBackend, buffers: AttentionMetadata, decodes: GraphDecodes) -> None:
+    def __init__(self, backend: TritonBackend, buffers: AttentionMetadata, decodes: GraphDecodes | None) -> None:
         super().__init__(backend, buffers, decodes)
         self._graph_decodes = decodes
         self._graph_states: GraphStates | None = None
@@ -395,7 +403,11 @@ class _GraphStep(_Step):
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._metadata)
-        self._graph_decodes.prepare(layout)
+        if self._graph_decodes is None:
+            for heads, tiles in self._host_tiles(layout).items():
+                self._tiles[heads].copy_(staged((tiles.reshape(-1),), self._tiles[heads].device).view(tiles.shape), non_blocking=True)
+        else:
+            self._graph_decodes.prepare(layout)
         if self._graph_states is not None:
             self._graph_states.prepare(layout)
         if self._graph_chosen is not None:

@@ -165,6 +165,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
     if config.numerics == "canonical":
         raise ConfigError.of("numerics", "'canonical' needs the CPU kernels and a native model that they run")
+    if config.numerics == "batch_invariant" and (fallback or setup.ranks is not None or shares_experts):
+        raise ConfigError.of("numerics", "'batch_invariant' on CUDA needs a native model on one device")
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
@@ -308,7 +310,7 @@ class ModelRunner:
             level = config.numerics if config.numerics == "canonical" else self._executor.level
             facts["kernels"] = f"{level} {self._executor.sources}"
         else:
-            facts["kernels"] = f"{config.attention_backend}, {device_kind(self.device.of_torch())}"
+            facts["kernels"] = f"{config.attention_backend}, {device_kind(self.device.of_torch())}, {config.numerics}"
         if config.load_format == "dummy":
             facts["random weights"] = f"seed {config.seed}"
         if self._ranks is not None or self._replicas is not None:  # this one holds a part of the weights

@@ -213,6 +213,11 @@ class ExecutorSetup:
         return min(wanted, self.max_num_seqs)
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether no order of sums may depend on which tokens a step has."""
+        return self.config.numerics == "batch_invariant"
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The `dtype` of tensors."""
         return torch_dtype(self.dtype)
@@ -347,6 +352,7 @@ class ExecutorSetup:
             places=groups.places,
             parts=groups.parts,
             heads=tuple(heads) if len(set(heads)) > 1 else (),
+            batch_invariant=self.batch_invariant,
             num_groups=len(groups.windows),
             latent=isinstance(kinds[0], LatentAttention),
             states=self.states,

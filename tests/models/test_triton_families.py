@@ -63,3 +63,25 @@ def test_on_a_gpu(name: str, device: str, tmp_path: pathlib.Path) -> None:
     for step, logits in enumerate(seen):
         assert_near(logits.cpu(), torch.stack([of_prompt[step] for of_prompt in expected.logits]))
     runner.close()
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize(
+    "name, options", [("gemma2", {}), ("gpt-oss", {}), ("deepseek-v3", {}), ("qwen3-moe", {"quantization": "int4"})], ids=str
+)
+def test_batch_invariant_numerics(name: str, options: dict[str, str], device: str, tmp_path: pathlib.Path) -> None:
+    """Logits of a prompt in a crowd, and alone and in chunks, in graphs and without, are the same bits."""
+    expected = reference(CASES[name], tmp_path)
+    sizes = {"max_num_seqs": 4, "graph_sizes": (1,), "graph_tokens": 8, "dtype": "bfloat16", **options}
+    runner = ModelRunner(config_of(CASES[name], tmp_path, "triton", device=device, numerics="batch_invariant", **sizes), tmp_path)
+    seen = record_logits(runner)
+
+    def logits(prompts: list[list[int]], chunk: int | None) -> torch.Tensor:
+        seen.clear()
+        Driver(runner, chunk=chunk).generate(prompts, 3)
+        return torch.stack([one.cpu() for one in seen if len(one)])  # [3, prompts, vocab_size]
+
+    prompts = [list(prompt) for prompt in expected.prompts[:4]]
+    together = logits(prompts, None)
+    for at in (1, 3):
+        assert torch.equal(logits([prompts[at]], 5)[:, 0].view(torch.int16), together[:, at].view(torch.int16))

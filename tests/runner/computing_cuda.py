@@ -59,6 +59,10 @@ class _Memory:
             return whole.set_(data.untyped_storage(), like.storage_offset(), like.size(), like.stride())
 
 
+def _wide_product(x: Tensor, matrix: Tensor) -> Tensor:
+    return x.float() @ matrix.float()
+
+
 class ComputingCuda(FakeCuda):
     """`kernels`: those that were compiled, and what of them was executed."""
 
@@ -81,8 +85,10 @@ class ComputingCuda(FakeCuda):
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
+        if func is torch.ops.aten.mm.dtype:  # which a CPU has not
+            func, args = _wide_product, args[:2]
         args, kwargs = tree_map(self._number_or_memory, (args, kwargs))
-        if func._schema.is_mutable:
+        if func is not _wide_product and func._schema.is_mutable:
             changed = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
             self._do(lambda: func(*args, **kwargs), changed)
             return

@@ -24,9 +24,13 @@ _COLUMNS, _RANKS = 64, 64
 class TritonAdapterOps:
     """The `AdapterOps` of `aengine.layers.adapters` in Triton kernels, for CUDA."""
 
+    def __init__(self, invariant: bool = False) -> None:
+        """`invariant`: as of `Grouping.of`."""
+        self._invariant = invariant
+
     def grouped(self, slots: Tensor, num_slots: int) -> TokenSlots:
         """Sorts the tokens by slot. Those without an adapter come last, in no block."""
-        return Grouping.of(slots, num_slots)
+        return Grouping.of(slots, num_slots, self._invariant)
 
     def shrink(self, x: Tensor, matrices: AdapterMatrices, tokens: TokenSlots) -> Tensor:
         assert isinstance(tokens, Grouping)

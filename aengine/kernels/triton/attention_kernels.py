@@ -70,6 +70,7 @@ def attend_keys(
     value_cache,
     pages,
     kv_head,
+    lowest,
     begin,
     end,
     scale,
@@ -89,10 +90,10 @@ def attend_keys(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`, up to `last`
-    [BLOCK_M]. `query` [BLOCK_M, DIM] are their last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any.
-    LATENT: values are the last numbers of keys. All queries attend to the first `seen` keys of the row, or those of them in their windows.
-    SLOPES: scores lose `slope` [BLOCK_M] for each position between key and query.
+    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`, up to `last` [BLOCK_M]. What is
+    before the key `lowest` is not read. `query` [BLOCK_M, DIM] are their last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those
+    before, if there are any. LATENT: values are the last numbers of keys. All queries attend to the first `seen` keys of the row, or those
+    of them in their windows. SLOPES: scores lose `slope` [BLOCK_M] for each position between key and query.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
@@ -107,10 +108,10 @@ def attend_keys(
     is_scaled: tl.constexpr = SLOPES or SOFT_CAP > 0
     unit = _LOG2E if is_scaled else scale * _LOG2E
     # Pages are read a block before the keys: loads that depend on loads of the same block would not be ahead of the products.
-    page = _pages_of(pages, tl.minimum(begin + tl.arange(0, BLOCK_N), end - 1), PAGE_SIZE)
+    page = _pages_of(pages, tl.maximum(tl.minimum(begin + tl.arange(0, BLOCK_N), end - 1), lowest), PAGE_SIZE)
     for block in range(begin, end, BLOCK_N):
         source = block + tl.arange(0, BLOCK_N)
-        slot = page.to(tl.int64) * PAGE_STRIDE + tl.minimum(source, end - 1).to(tl.uint32) % PAGE_SIZE
+        slot = page.to(tl.int64) * PAGE_STRIDE + tl.maximum(tl.minimum(source, end - 1), lowest).to(tl.uint32) % PAGE_SIZE
         page = _pages_of(pages, tl.minimum(source + BLOCK_N, end - 1), PAGE_SIZE)
         at = (slot * KV_HEADS + kv_head)[:, None]
         key_at = key_cache + at * KEY_STRIDE
@@ -231,9 +232,11 @@ def prefill_kernel(
         last = tl.load(seen + first_query + local) - 1
         high = tl.max(last) + 1
     pages = kv_indices + first_page
+    # Blocks of keys begin at multiples of their length, so that sums of a query do not depend on the others of its tile.
     slope = load_slopes(slopes, head, flat < length * GROUP, SLOPES)
     acc, total, top = attend_keys(
-        q, q_rest, slope, position, last, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
+        q, q_rest, slope, position, last, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low,
+        low // BLOCK_N * BLOCK_N, high, scale,
         WINDOW, CHUNKED, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M,
         BLOCK_N,
     )  # fmt: skip

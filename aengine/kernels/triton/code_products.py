@@ -4,6 +4,8 @@ Codes are the left factor of a product, and activations the right one: so a tile
 cores however few tokens there are, and float8 codes are multiplied where they were loaded to. What a group adds to a product is summed up
 in float32 before it is multiplied with the group's scale. Codes are exact in every dtype of activations; the numbers of a table are
 rounded to it. Nothing here waits for the device, and launches depend on shapes alone.
+
+Also products and sums in an order that does not depend on how many rows there are, in place of torch's.
 """
 
 from __future__ import annotations
@@ -23,20 +25,23 @@ _STEP = 128  # columns that a program with few rows reads at a time, and one wit
 _AHEAD_BYTES = 49152  # that a program with few rows loads ahead
 
 
-def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtype, x_scales: Tensor | None = None) -> Tensor:
+def code_linear(
+    x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtype, x_scales: Tensor | None = None, invariant: bool = False
+) -> Tensor:
     """x [T, in_features] times the one matrix, plus a bias [out_features]: [T, out_features] of `dtype`.
 
-    x may be float8_e4m3fn with `x_scales` [T, 1] float32, if the codes are float8 too. Its last dimension is contiguous.
+    x may be float8_e4m3fn with `x_scales` [T, 1] float32, if the codes are float8 too. Its last dimension is contiguous. `invariant`: the
+    order of sums does not depend on T.
     """
     rows, columns = len(x), matrix.out_features
     out = torch.empty((rows, columns), dtype=dtype, device=x.device)
     if not rows:
         return out
-    few, padded = rows <= FEW_ROWS, matrix.padded_features
-    block_m, block_n = (few_block(rows), FEW_COLUMNS) if few else (64, 128)
+    few, padded = rows <= FEW_ROWS or invariant, matrix.padded_features
+    block_m, block_n = (FEW_ROWS if invariant else few_block(rows), FEW_COLUMNS) if few else (64, 128)
     options = code_options(matrix, few, x.dtype)
     words = matrix.words.view(x.dtype) if x.dtype is torch.float8_e4m3fn else matrix.words
-    splits, depth = shared_depth(rows, columns, padded)
+    splits, depth = (1, padded) if invariant else shared_depth(rows, columns, padded)
     gathers_many = few and block_m == FEW_ROWS and matrix.order is not None  # whose addresses four warps have no registers for
     sums = torch.empty((splits, rows, columns) if splits > 1 else 1, dtype=torch.float32, device=x.device)
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
@@ -280,3 +285,150 @@ def _scaled(sums, of_rows, scales, offsets, at, inside, unit: tl.constexpr):
     if offsets is not None:
         scaled += of_rows * tl.load(offsets + at, mask=inside, other=0.0).to(tl.float32)
     return scaled
+
+
+_ROWS, _DEPTH_BYTES = 64, 128  # of a block of a product of numbers
+_LEAST_SPLIT = 512  # numbers of the depth that a program adds up at least
+_ADDED = 1024  # columns of a program that adds up splits, and numbers that one which adds up a row takes at once
+
+
+def product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """x [batch, M, K] times matrix [batch, K, N], plus a bias that can be expanded to it, to `out` [batch, M, N], whose last dimension is
+    contiguous; returns it. The sums of a row are in an order that follows from K and N alone: the depth is divided into splits, each is
+    added up by itself, and then these are. With few rows a program has one split, with many it has all."""
+    batch, rows, depth = x.shape
+    columns = matrix.shape[2]
+    if not out.numel():
+        return out
+    assert out.stride(2) == 1
+    blocks = triton.cdiv(columns, FEW_COLUMNS)
+    splits = max(1, min(_SPLITS, SHARED_BLOCKS // blocks, depth // _LEAST_SPLIT))
+    split_depth = triton.cdiv(triton.cdiv(depth, splits), _LEAST_SPLIT // 4) * (_LEAST_SPLIT // 4)
+    splits = triton.cdiv(depth, split_depth)
+    of_rows = triton.cdiv(rows, _ROWS)
+    programs = splits if batch * of_rows * blocks < SHARED_BLOCKS else 1
+    to = out if programs == 1 else torch.empty((programs, batch, rows, columns), dtype=torch.float32, device=x.device)
+    added = None if bias is None else bias.expand(batch, rows, columns)
+    _product[(blocks, of_rows, batch * programs)](
+        *(x, matrix, added if programs == 1 else None, to, rows, columns, depth, split_depth, splits // programs, batch),
+        *(x.stride(0), x.stride(1), x.stride(2), *matrix.stride(), *(added.stride() if added is not None and programs == 1 else (0, 0, 0))),
+        *(to.stride(-3), to.stride(-2)),
+        BLOCK_M=_ROWS,
+        BLOCK_N=FEW_COLUMNS,
+        BLOCK_K=_DEPTH_BYTES // x.element_size(),
+        num_warps=4,
+        num_stages=4,
+    )
+    if programs > 1:
+        _add_splits[(batch * rows, triton.cdiv(columns, _ADDED))](
+            *(to, added, out, rows, columns, programs, batch * rows * columns),
+            *(added.stride() if added is not None else (0, 0, 0)),
+            *(out.stride(0), out.stride(1)),
+            BLOCK=_ADDED,
+            num_warps=4,
+        )
+    return out
+
+
+def row_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sums of the rows of x [rows, columns], whose last dimension is contiguous: [rows] of `dtype`, in which they are added up, each in
+    an order that follows from its length alone."""
+    out = torch.empty(len(x), dtype=dtype, device=x.device)
+    if len(x):
+        _sum_row[(len(x),)](x, out, x.stride(0), x.shape[1], RUNNING=False, BLOCK=_ADDED, num_warps=4)
+    return out
+
+
+def running_row_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sums up to each number of a row of x [rows, columns], as `row_sums`: [rows, columns] of `dtype`."""
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    if out.numel():
+        _sum_row[(len(x),)](x, out, x.stride(0), x.shape[1], RUNNING=True, BLOCK=_ADDED, num_warps=4)
+    return out
+
+
+@triton.jit(do_not_specialize=["rows", "splits", "batch"])
+def _product(
+    x,
+    matrix,
+    bias,
+    out,
+    rows,
+    columns,
+    depth,
+    split_depth,
+    splits,
+    batch,
+    x_batch,
+    x_row,
+    x_column,
+    matrix_batch,
+    matrix_row,
+    matrix_column,
+    bias_batch,
+    bias_row,
+    bias_column,
+    out_batch,
+    out_row,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Grid (blocks of columns, blocks of rows, programs * batch): each program adds up `splits` of the splits of the depth."""
+    row = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    program, of_batch = tl.program_id(2) // batch, (tl.program_id(2) % batch).to(tl.int64)
+    present, inside = (row < rows)[:, None], (column < columns)[None, :]
+    index = tl.arange(0, BLOCK_K)
+    x += of_batch * x_batch + row[:, None] * x_row
+    matrix += of_batch * matrix_batch + column[None, :] * matrix_column
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for split in range(program * splits, (program + 1) * splits):
+        end = tl.minimum((split + 1) * split_depth, depth)
+        sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for at in range(split * split_depth, end, BLOCK_K):
+            k = (at + index).to(tl.int64)
+            left = tl.load(x + k[None, :] * x_column, mask=present & (k < end)[None, :], other=0.0)
+            right = tl.load(matrix + k[:, None] * matrix_row, mask=inside & (k < end)[:, None], other=0.0)
+            sums = tl.dot(left, right, sums, input_precision="ieee")
+        total += sums
+    mask = present & inside
+    if bias is not None:
+        total += tl.load(bias + of_batch * bias_batch + row[:, None] * bias_row + column[None, :] * bias_column, mask=mask, other=0.0)
+    at_program = tl.program_id(2).to(tl.int64) * out_batch
+    tl.store(out + at_program + row[:, None] * out_row + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "splits", "size"])
+def _add_splits(sums, bias, out, rows, columns, splits, size, bias_batch, bias_row, bias_column, out_batch, out_row, BLOCK: tl.constexpr):
+    """Grid (batch * rows, blocks of columns): the sums of all splits [splits, batch, rows, columns], which are `size` numbers apart."""
+    of_batch, row = (tl.program_id(0) // rows).to(tl.int64), (tl.program_id(0) % rows).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    total = tl.zeros([BLOCK], tl.float32)
+    sums += tl.program_id(0).to(tl.int64) * columns + column
+    for _ in range(splits):
+        total += tl.load(sums, mask=inside, other=0.0)
+        sums += size
+    if bias is not None:
+        total += tl.load(bias + of_batch * bias_batch + row * bias_row + column.to(tl.int64) * bias_column, mask=inside, other=0.0)
+    tl.store(out + of_batch * out_batch + row * out_row + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_row(x, out, stride, columns, RUNNING: tl.constexpr, BLOCK: tl.constexpr):
+    """RUNNING: `out` gets the sums up to each number, else that of all."""
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK], out.dtype.element_ty)
+    before = tl.zeros([1], out.dtype.element_ty)
+    x += row * stride
+    for at in range(0, columns, BLOCK):
+        column = at + tl.arange(0, BLOCK)
+        numbers = tl.load(x + column, mask=column < columns, other=0.0).to(total.dtype)
+        if RUNNING:
+            tl.store(out + row * columns + column, before + tl.cumsum(numbers, 0), mask=column < columns)
+            before += tl.sum(numbers, 0)
+        else:
+            total += numbers
+    if not RUNNING:
+        tl.store(out + row, tl.sum(total, 0))

@@ -71,7 +71,7 @@ def _attend_item(
         position = tl.load(rows + 3 * num_rows + row, mask=there, other=1) - 1
     slope = load_slopes(slopes, head, there, SLOPES)
     acc, total, top = attend_keys(
-        q, q_rest, slope, position, position, end, key_cache, value_cache, pages, kv_head, begin, end, scale,
+        q, q_rest, slope, position, position, end, key_cache, value_cache, pages, kv_head, begin, begin, end, scale,
         0, False, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 

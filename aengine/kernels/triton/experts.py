@@ -134,11 +134,11 @@ class Grouping:
     block: int  # choices of a block, at most
 
     @classmethod
-    def of(cls, chosen: Tensor, num_experts: int) -> Grouping:
+    def of(cls, chosen: Tensor, num_experts: int, invariant: bool = False) -> Grouping:
         """Sorts the chosen experts [T, top_k] int64, or the slots [T] int32 of tokens, on the device. The number `num_experts` stands for
-        none: such choices come last, in no block."""
+        none: such choices come last, in no block. `invariant`: blocks are as large with one token as with many."""
         choices = chosen.numel()
-        block = _FEW if choices < _MANY // 2 * num_experts else _MANY
+        block = _FEW if not invariant and choices < _MANY // 2 * num_experts else _MANY
         num_blocks = min(choices, choices // block + num_experts)
         order, blocks = (torch.empty(shape, dtype=torch.int32, device=chosen.device) for shape in ((choices,), (3, num_blocks)))
         if choices:

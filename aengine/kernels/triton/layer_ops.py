@@ -26,6 +26,10 @@ class TritonOps:
 
     name = "triton"
 
+    def __init__(self, invariant: bool = False) -> None:
+        """`invariant`: no order of sums depends on the number of tokens."""
+        self._invariant = invariant
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _write_norm(x, None, weight, eps, out)
@@ -87,7 +91,7 @@ class TritonOps:
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None
     ) -> Tensor:
-        grouping = Grouping.of(chosen, len(mlp.up.weight))
+        grouping = Grouping.of(chosen, len(mlp.up.weight), self._invariant)
         inner = mlp.activate(grouped_linear(x, mlp.up, grouping, chosen.shape[1]))
         return weighted_sums(grouped_linear(inner, mlp.down, grouping, 1), weights, dtype, shared)
 

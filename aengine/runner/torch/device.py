@@ -81,9 +81,11 @@ class DeviceStream:
     to write a buffer that earlier steps read, and to free a tensor that a step in flight uses: what reuses its memory runs later.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: torch's sums are `BatchInvariance`'s."""
         import torch
 
+        self._batch_invariant = batch_invariant
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter_stream(self) -> AbstractContextManager[object]:
@@ -95,6 +97,10 @@ class DeviceStream:
         stack.push(self._name_cause)
         stack.enter_context(torch.inference_mode())
         stack.enter_context(torch.cuda.stream(self._stream))
+        if self._batch_invariant:
+            from aengine.layers.linear import BatchInvariance
+
+            stack.enter_context(BatchInvariance())  # type: ignore[no-untyped-call]
         return stack
 
     def _name_cause(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -132,7 +132,7 @@ class TorchExecutor:
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
         self._setup, self.shard, self.max_adapters = setup, setup.shard, setup.adapter_slots
-        self._stream = DeviceStream(setup.torch_device)
+        self._stream = DeviceStream(setup.torch_device, setup.batch_invariant)
         with self._stream.enter_stream():
             self._last_tokens = torch.zeros(
                 setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.torch_device

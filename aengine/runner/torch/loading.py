@@ -86,8 +86,8 @@ def load_torch_model(
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
         return _load_fallback(setup, spec, backend, check), backend, None
     spec = setup.native_spec
-    ops = select_ops(backend.name, setup.torch_dtype, backend.spec.head_dim, setup.torch_device)
-    linears = select_linears(ops, setup.torch_dtype, setup.torch_device)
+    ops = select_ops(backend.name, setup.torch_dtype, backend.spec.head_dim, setup.torch_device, setup.batch_invariant)
+    linears = select_linears(ops, setup.torch_dtype, setup.torch_device, setup.batch_invariant)
     if linears is None and setup.config.quantization != "none":
         raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
     nbytes = sum(_weight_bytes(setup, linears is not None)) + _adapter_bytes(setup)
@@ -142,7 +142,7 @@ def _adapter_table(setup: ExecutorSetup, ops: LayerOps) -> AdapterTable | None:
         return None
     shapes, config = adapter_shapes(setup.native_spec, setup.shard), setup.config
     sizes = setup.adapter_slots, config.max_adapter_rank, setup.max_num_batched_tokens
-    return AdapterTable(shapes, *sizes, setup.torch_dtype, setup.torch_device, select_adapter_ops(ops))
+    return AdapterTable(shapes, *sizes, setup.torch_dtype, setup.torch_device, select_adapter_ops(ops, setup.batch_invariant))
 
 
 def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> list[int]:
@@ -178,38 +178,42 @@ def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionB
 _log = logging.getLogger("aengine")
 
 
-def select_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> LayerOps:
+def select_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device, invariant: bool = False) -> LayerOps:
     """The ops that go with the attention backend of this name, with one log line that says which and why.
 
-    `dtype` is that of the activations, `head_dim` that of their heads.
+    `dtype` is that of the activations, `head_dim` that of their heads. `invariant`: those of Triton alone, in whose results no order of
+    sums depends on the number of tokens.
     """
     if device.type == "cpu":
         return TorchOps()
-    ops, reason = _device_ops(attention_backend, dtype, head_dim, device)
+    ops, reason = _device_ops(attention_backend, dtype, head_dim, device, invariant)
+    if invariant and isinstance(ops, TorchOps):
+        raise ConfigError.of("numerics", f"'batch_invariant' needs Triton: {reason}")
     _log.info("layer ops: %s (%s)", ops.name, reason)
     return ops
 
 
-def select_linears(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> QuantizedLinears | None:
-    """What multiplies with quantised matrices beside `ops`. None: nothing does, and they are to be dequantised."""
+def select_linears(ops: LayerOps, dtype: torch.dtype, device: torch.device, invariant: bool = False) -> QuantizedLinears | None:
+    """What multiplies with quantised matrices beside `ops`, `invariant` or not as these. None: nothing does, and they are to be
+    dequantised."""
     if isinstance(ops, TorchOps):
         return None
     from aengine.layers.linear import QuantizedLinears
 
     float8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)  # torch._scaled_mm and Triton need it
-    return QuantizedLinears(dtype, device, ops.float8 if float8 else None)
+    return QuantizedLinears(dtype, device, ops.float8 if float8 else None, invariant)
 
 
-def select_adapter_ops(ops: LayerOps) -> AdapterOps:
-    """What multiplies with the matrices of adapters beside `ops`."""
+def select_adapter_ops(ops: LayerOps, invariant: bool = False) -> AdapterOps:
+    """What multiplies with the matrices of adapters beside `ops`, `invariant` or not as these."""
     if isinstance(ops, TorchOps):
         return TorchAdapterOps()
     from aengine.kernels.triton.adapters import TritonAdapterOps
 
-    return TritonAdapterOps()
+    return TritonAdapterOps(invariant)
 
 
-def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> tuple[LayerOps, str]:
+def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device, invariant: bool) -> tuple[LayerOps, str]:
     if attention_backend == "torch_native":
         return TorchOps(), "the reference, as its attention backend"
     because = "as the attention backend"
@@ -223,7 +227,7 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
     try:
         from aengine.kernels.triton.layer_ops import TritonOps
 
-        ops = TritonOps()
+        ops = TritonOps(invariant)
         run_once(ops, dtype, head_dim, device)
     except torch.OutOfMemoryError:
         raise
