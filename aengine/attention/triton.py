@@ -345,7 +345,7 @@ class _Step:
         self._tiles = {heads: to_device(tiles, spec.device) for heads, tiles in self._host_tiles(host).items()}
 
     def _host_tiles(self, host: StepLayout) -> dict[Heads, IntArray]:
-        """Those of all rows that are not decoding; of all rows, where one kernel is to compute every query."""
+        """The tiles of the rows that are not decoding; of all rows, where one kernel is to compute every query."""
         first = 0 if self._decodes is None else host.num_decodes
         if first == host.num_rows:
             return {}

@@ -67,7 +67,7 @@ def test_on_a_gpu(name: str, device: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize(
-    "name, options", [("gemma2", {}), ("gpt-oss", {}), ("deepseek-v3", {}), ("qwen3-moe", {"quantization": "int4"})], ids=str
+    ("name", "options"), [("gemma2", {}), ("gpt-oss", {}), ("deepseek-v3", {}), ("qwen3-moe", {"quantization": "int4"})], ids=str
 )
 def test_batch_invariant_numerics(name: str, options: dict[str, str], device: str, tmp_path: pathlib.Path) -> None:
     """Logits of a prompt in a crowd, and alone and in chunks, in graphs and without, are the same bits."""

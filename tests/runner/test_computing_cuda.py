@@ -32,6 +32,12 @@ def test_a_family_against_transformers(name: str) -> None:
     assert "1 passed" in run_on_device("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", test)
 
 
+@NOT_IN_CI
+def test_batch_invariant_numerics() -> None:
+    test = "tests/models/test_triton_families.py::test_batch_invariant_numerics"
+    assert "4 passed" in run_on_device("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", test)
+
+
 @pytest.mark.skipif(not (find_spec("flashinfer") and shutil.which("nvcc")), reason="needs FlashInfer and nvcc")
 def test_flashinfer_against_torch() -> None:
     """Steps of decodes and chunks, rows that are split, and graphs."""
