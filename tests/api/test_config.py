@@ -48,7 +48,7 @@ CHOICES = {
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
     "kv_cache_dtype": ("auto", "fp8", "int8"),
     "quantization": ("none", "int8", "int4", "fp8"),
-    "numerics": ("fast", "canonical"),
+    "numerics": ("fast", "canonical", "batch_invariant"),
     "speculative": ("off", "ngram", "draft", "eagle", "mtp", "auto"),
     "tensor_parallel_mode": ("exact", "fast"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),

@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_released(tiny: pathlib.Path, monkeypatch: pytest.M
 def test_a_device_that_fails_while_a_model_is_loaded(
     tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception]
 ) -> None:
-    def fail(device: torch.device) -> None:
+    def fail(device: torch.device, batch_invariant: bool) -> None:
         raise torch.AcceleratorError(f"{text}\nCUDA kernel errors might be asynchronously reported at some other API call")
 
     monkeypatch.setattr(device_executor, "DeviceStream", fail)
