@@ -82,14 +82,15 @@ def test_codes(kind: Kind, device: str) -> None:
 
 
 LENGTHS = (90, 37, 64)
+BLOCKS = kernels.BlockSizes(keys=16, queries=16, split_keys=16)
 
 
 class Rows:
     """Keys, values and queries of three rows, and a pool that their tokens are written to in steps."""
 
-    def __init__(self, spec: AttentionSpec) -> None:
-        self.backend = TritonBackend(spec, kernels.BlockSizes(keys=16, queries=16, split_keys=16))
-        self.backend.allocate(1 + 3 * 24)
+    def __init__(self, backend: TritonBackend) -> None:
+        self.backend, spec = backend, backend.spec
+        backend.allocate(1 + 3 * 24)
         self.table = (1 + np.random.default_rng(0).permutation(3 * 24)).reshape(1, 3, 24).astype(np.int32)
         self.computed = np.zeros(3, np.int32)
         shapes = {"query": spec.num_heads, "key": spec.num_kv_heads, "value": spec.num_kv_heads}
@@ -125,14 +126,15 @@ def test_attention(layer: int, device: str) -> None:
     """The last token of a row as the end of a prompt, of a chunk, and as a decode beside others."""
     scoring = (Scoring(0.3, None), Scoring(0.3, 23))
     spec = AttentionSpec(4, 2, 16, scoring, 4, torch.float32, torch.device(device), batch_invariant=True)
-    expected = Rows(spec).step({0: LENGTHS[0]}, layer)[0]
-    in_chunks = Rows(spec)
+    backend = TritonBackend(spec, BLOCKS)
+    expected = Rows(backend).step({0: LENGTHS[0]}, layer)[0]
+    in_chunks = Rows(backend)
     in_chunks.step({0: 41, 1: 3}, layer)
     in_chunks.step({0: 29, 1: 1, 2: 50}, layer)
     assert_same_bits(in_chunks.step({0: 20, 2: 1}, layer)[0], expected)
-    decoded = Rows(spec)
+    decoded = Rows(backend)
     decoded.step({0: 80, 2: 63}, layer)
     decoded.step({0: 9, 1: 36}, layer)
     assert_same_bits(decoded.step({0: 1, 1: 1, 2: 1}, layer)[0], expected)
-    plain = Rows(replace(spec, batch_invariant=False)).step({0: LENGTHS[0]}, layer)[0]
+    plain = Rows(TritonBackend(replace(spec, batch_invariant=False), BLOCKS)).step({0: LENGTHS[0]}, layer)[0]
     torch.testing.assert_close(plain, expected)

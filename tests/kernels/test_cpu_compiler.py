@@ -233,9 +233,15 @@ def test_torch_and_the_kernels_share_one_openmp(kernels) -> None:
     assert len(runtimes) == 1, runtimes
 
 
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that nothing runs are not optimised."""
+    monkeypatch.setattr(compiler, "_FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in compiler._FLAGS))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64")
-def test_amx_compiles(tmp_path: pathlib.Path) -> None:
+def test_amx_compiles(tmp_path: pathlib.Path, quickly: None) -> None:
     assert prebuild(Level.AMX, os.environ, directory=tmp_path).is_file()
 
 
@@ -246,7 +252,7 @@ CROSS_COMPILER = "aarch64-linux-gnu-g++"
 @pytest.mark.parametrize(
     "level", [Level.NEON, pytest.param(Level.NEON_DOT, marks=pytest.mark.slow), pytest.param(Level.NEON_BF16, marks=pytest.mark.slow)]
 )
-def test_neon_compiles(level: Level, tmp_path: pathlib.Path) -> None:
+def test_neon_compiles(level: Level, tmp_path: pathlib.Path, quickly: None) -> None:
     made = prebuild(level, {**os.environ, "CXX": CROSS_COMPILER}, directory=tmp_path)
     assert made.read_bytes()[18:20] == (183).to_bytes(2, "little"), "e_machine of the ELF header is EM_AARCH64"
 
