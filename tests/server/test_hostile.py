@@ -19,8 +19,8 @@ from hang_guard import HANG_SECONDS
 from hostile_requests import hostile_request
 from server_process import COMMAND, ServerProcess, server_process
 
-REQUESTS = 500
-ROUND = 100  # of them, between two looks at the memory
+REQUESTS = 300
+ROUND = 60  # of them, between two looks at the memory
 AT_ONCE = 8
 DEADLINE = 3.0  # seconds, of each call
 MEMORY_KIB = 5 << 20  # of address space; half of it is torch's libraries and the allocator's reserves

@@ -63,4 +63,4 @@ def test_the_table_has_the_best_rounds_and_the_best_peer(tmp_path: pathlib.Path)
 
     engines = [Told("ours", 3.0, 2.0), Told("one", 5.0, 8.0), Told("other", 4.0, 6.0)]
     found = peers._best(engines, tmp_path, Workload((1,), 1, 1, 1), rounds=2)  # type: ignore[arg-type]
-    assert peers._row("60m, BF16", found, ["1"]) == "| 60m, BF16 | 2 | 5 | 4 | 2.00 |"
+    assert peers._row("60m, BF16", found, ["1"]) == "| 60m, BF16 | 2.0 | 5.0 | 4.0 | 2.00 |"

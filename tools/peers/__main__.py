@@ -51,7 +51,7 @@ def _best(engines: Sequence[Engine], model: pathlib.Path, work: Workload, rounds
 
 def _row(what: str, figures: dict[str, Figures], cases: Sequence[str]) -> str:
     ours, *others = figures.values()
-    cells = [" / ".join(f"{each[case]:.3g}" for case in cases) for each in figures.values()]
+    cells = [" / ".join(f"{each[case]:.{0 if each[case] >= 100 else 1}f}" for case in cases) for each in figures.values()]
     ratios = " / ".join(f"{min(other[case] for other in others) / ours[case]:.2f}" for case in cases)
     return f"| {what} | {' | '.join(cells)} | {ratios} |"
 

@@ -144,9 +144,10 @@ def _write(
     if embedding is None:
         embedding = random.standard_normal((shape.vocab_size, shape.hidden), dtype=np.float32) * np.float32(0.02)
     writer.add_tensor("token_embd.weight", quantize(embedding, of_head), raw_dtype=of_head)
-    of_blocks = gguf.GGMLQuantizationType[kind]
     for name, size in shape.matrices():
-        found = matrix(name, size)
+        found, of_blocks = matrix(name, size), gguf.GGMLQuantizationType[kind]
+        if size[1] % GGML_QUANT_SIZES[of_blocks][0]:  # as llama.cpp does with rows that are no multiple of a block
+            of_blocks = gguf.GGMLQuantizationType.Q8_0
         data = _random_blocks(kind, size, random) if found is None else quantize(found, of_blocks)
         writer.add_tensor(name, data, raw_dtype=of_blocks)
     for name, width in shape.norms():
