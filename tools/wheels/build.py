@@ -74,7 +74,7 @@ def _build_wheels(
     exports.write_text("{ global: aengine_*; local: *; };\n")  # nothing of the C++ library, which is linked statically
     options = f"-target {machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]} -g0 -s -Wl,--version-script={exports}"
     caches = " ".join(f"ZIG_{name}_CACHE_DIR={tree.parent}/zig" for name in ("GLOBAL", "LOCAL"))
-    compiler = {**environ, "CXX": f"env {caches} {sys.executable} -m ziglang c++ {options}"}
+    compiler = {**environ, "CXX": f"env {caches} {sys.executable} {pathlib.Path(__file__).with_name('zig.py')} c++ {options}"}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one level rarely keeps two cores busy
         list(pool.map(lambda level: prebuild(level, compiler, tree / KERNELS / "src", tree / KERNELS / "prebuilt"), levels_of(machine)))
     project = tree / "pyproject.toml"

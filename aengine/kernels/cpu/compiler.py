@@ -74,7 +74,7 @@ def level_flags(level: Level) -> tuple[str, ...]:
     """The compiler flags of a level. Linux's avx512_vnni is -mavx512vnni for compilers, and amx_tile -mamx-tile."""
     machine, features = _REQUIREMENTS[level]
     if machine == "aarch64" and features:
-        return ("-mcpu=generic+" + "+".join(_EXTENSIONS.get(feature, feature) for feature in features),)
+        return ("-march=armv8.2-a+" + "+".join(_EXTENSIONS.get(feature, feature) for feature in features),)
     fused = ("-DAENGINE_FUSED", "-O1") if level is Level.FUSED else ()  # calls take its time, so it is compiled in half of that of -O3
     return (*fused, *(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in features))
 
