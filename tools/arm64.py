@@ -110,7 +110,7 @@ def make(folder: pathlib.Path) -> pathlib.Path:
             (folder / f"{part}-begun").rename(folder / part)
     program = folder / "python"
     emulate = f'exec {PROGRAMS[0]} -cpu "${{QEMU_CPU:-max}}" -L "$here/root" "$here/root/usr/bin/python{PYTHON}" "$@"'
-    settings = f'export PYTHONPATH="{ROOT}:$here/site" XDG_CACHE_HOME="$here/cache"'
+    settings = f'export PYTHONPATH="{ROOT}:$here/site" XDG_CACHE_HOME="$here/cache" CXX={PROGRAMS[1]}'
     program.write_text(f'#!/bin/sh\nhere=$(cd "$(dirname "$0")" && pwd)\n{settings}\n{emulate}\n')
     program.chmod(0o755)
     return program
