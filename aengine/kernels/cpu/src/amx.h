@@ -35,17 +35,7 @@ struct AmxBf16Dot {
 #if defined(__AVX512VNNI__)
 struct AmxInt8Dot : Int8Dot {};
 #else
-struct AmxInt8Dot {
-  using X = u8;
-  using Sum = VecI;
-  static constexpr int X_PER_WORD = 4, PARTS = 1;
-  static constexpr bool OFFSET = true;
-  static AE_INLINE void put(X* out, VecI q) {
-    typedef u8 VecB __attribute__((vector_size(LANES)));
-    const VecB bytes = __builtin_convertvector(q + 128, VecB);
-    memcpy(out, &bytes, sizeof bytes);
-  }
-};
+struct AmxInt8Dot : UnsignedQuads {};
 #endif
 
 // The most rows of a group that are multiplied without tiles, where that is faster (measured on a Xeon of 2023).

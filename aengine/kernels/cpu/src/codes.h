@@ -137,11 +137,7 @@ struct QuadStep : QuantisedStep<Int8Values> {
   using QuantisedStep::QuantisedStep;
   using W = VecU;
   static constexpr int X_PER_STEP = 4;
-  static AE_INLINE VecU activations(const X* x) {
-    u32 word;
-    memcpy(&word, x, sizeof word);
-    return splat_word(word);
-  }
+  static AE_INLINE VecU activations(const X* x) { return splat_word_at(x); }
   static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) {
 #if defined(__AVX512VNNI__)
     return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);

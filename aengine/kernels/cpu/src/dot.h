@@ -37,11 +37,7 @@ struct Bf16Dot {
   template <int PART>
   static AE_INLINE VecU weights(VecU words) { return words; }
   template <int PART>
-  static AE_INLINE VecU activations(const X* x) {
-    u32 pair;
-    memcpy(&pair, x, sizeof pair);
-    return splat_word(pair);
-  }
+  static AE_INLINE VecU activations(const X* x) { return splat_word_at(x); }
   static AE_INLINE VecF multiply_add(VecF sum, VecU x, VecU w) {
 #if defined(__AVX512BF16__)
     return (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);

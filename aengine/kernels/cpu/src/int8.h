@@ -19,11 +19,7 @@ struct Int16Dot {
     return (VecU)((VecS)at_top >> 8);
   }
   template <int PART>
-  static AE_INLINE VecU activations(const X* x) {
-    u32 pair;
-    memcpy(&pair, x + 2 * PART, sizeof pair);
-    return splat_word(pair);
-  }
+  static AE_INLINE VecU activations(const X* x) { return splat_word_at(x + 2 * PART); }
   static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) {
 #if defined(__AVX512VNNI__)
     return (VecI)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
@@ -58,43 +54,38 @@ struct Int8Values {
   }
 };
 
-// Words of four int8 weights at consecutive depths, with quantised activations in the form that the level multiplies fastest.
-#if defined(__AVX512VNNI__)
-// Unsigned activations (q + 128); `PackedLinear::offsets` is what the 128 adds to a column's sum.
-struct Int8Dot {
-  using X = u8;
+// Whole words with the four activations at x, which are stored as T.
+template <class T>
+struct QuadDot {
+  using X = T;
   using Sum = VecI;
   static constexpr int X_PER_WORD = 4, PARTS = 1;
-  static constexpr bool OFFSET = true;
   template <int PART>
   static AE_INLINE VecU weights(VecU words) { return words; }
   template <int PART>
-  static AE_INLINE VecU activations(const X* x) {
-    u32 quad;
-    memcpy(&quad, x, sizeof quad);
-    return splat_word(quad);
-  }
-  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w); }
+  static AE_INLINE VecU activations(const X* x) { return splat_word_at(x); }
+};
+
+// Unsigned activations (q + 128); `PackedLinear::offsets` is what the 128 adds to a column's sum.
+struct UnsignedQuads : QuadDot<u8> {
+  static constexpr bool OFFSET = true;
   static AE_INLINE void put(X* out, VecI q) {
     typedef u8 VecB __attribute__((vector_size(LANES)));
     const VecB bytes = __builtin_convertvector(q + 128, VecB);
     memcpy(out, &bytes, sizeof bytes);
   }
 };
+
+// Words of four int8 weights at consecutive depths, with quantised activations in the form that the level multiplies fastest.
+#if defined(__AVX512VNNI__)
+struct Int8Dot : UnsignedQuads {
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w); }
+};
 #elif defined(__ARM_FEATURE_DOTPROD)
-struct Int8Dot : Int8Values {
-  using Sum = VecI;
-  static constexpr int X_PER_WORD = 4, PARTS = 1;
+struct Int8Dot : QuadDot<i8> {
   static constexpr bool OFFSET = false;
-  template <int PART>
-  static AE_INLINE VecU weights(VecU words) { return words; }
-  template <int PART>
-  static AE_INLINE VecU activations(const X* x) {
-    u32 quad;
-    memcpy(&quad, x, sizeof quad);
-    return splat_word(quad);
-  }
   static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)x, (int8x16_t)w); }
+  static AE_INLINE void put(X* out, VecI q) { Int8Values::put(out, q); }
 };
 #else
 struct Int8Dot : Int16Dot {

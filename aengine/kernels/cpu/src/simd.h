@@ -59,6 +59,12 @@ struct Bf16 {
 
 AE_INLINE VecF splat(float x) { return x - VecF{}; }  // folded to a broadcast; x + 0 is not, since -0 + 0 is 0
 AE_INLINE VecU splat_word(u32 x) { return VecU{} + x; }
+// The four bytes at p, in all lanes.
+AE_INLINE VecU splat_word_at(const void* p) {
+  u32 word;
+  memcpy(&word, p, sizeof word);
+  return splat_word(word);
+}
 // a * b + c, rounded once. Elsewhere compilers round each product and each sum (-ffp-contract=off), so that equal numbers have equal bits at
 // every use, on every level and with every compiler. Without the instruction it is emulated (AENGINE_FUSED), or rounded twice.
 #if defined(__FMA__) || defined(__aarch64__) || defined(AENGINE_FUSED)
