@@ -66,16 +66,16 @@ def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
     """
     from aengine.attention.base import BackendUnavailableError
 
-    asked = name != "auto"
-    if asked and name not in _MAKERS:
+    if name != "auto" and name not in _MAKERS:
         raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, {', '.join(_MAKERS)}")
     device = spec.device.type
+    if spec.batch_invariant:
+        if name not in ("auto", "triton") or "triton" not in _PREFERRED.get(device, ()):
+            raise ConfigError.of("numerics", f"'batch_invariant' needs our Triton kernels, not {name!r} on device {device!r}")
+        name = "triton"
+    asked = name != "auto"
     declined: list[str] = []
-    preferred = _PREFERRED.get(device, ("torch_native",))
-    if spec.batch_invariant and (name not in ("auto", "triton") or "triton" not in preferred):
-        raise ConfigError.of("numerics", f"'batch_invariant' needs our Triton kernels, not {name!r} on device {device!r}")
-    asked = asked or spec.batch_invariant
-    for candidate in ["triton"] if spec.batch_invariant else [name] if asked else preferred:
+    for candidate in [name] if asked else _PREFERRED.get(device, ("torch_native",)):
         try:
             backend = _MAKERS[candidate](spec)
         except BackendUnavailableError as reason:

@@ -309,10 +309,10 @@ def product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> Tens
     programs = splits if batch * of_rows * blocks < SHARED_BLOCKS else 1
     to = out if programs == 1 else torch.empty((programs, batch, rows, columns), dtype=torch.float32, device=x.device)
     added = None if bias is None else bias.expand(batch, rows, columns)
+    bias_strides = (0, 0, 0) if added is None else added.stride()
     _product[(blocks, of_rows, batch * programs)](
         *(x, matrix, added if programs == 1 else None, to, rows, columns, depth, split_depth, splits // programs, batch),
-        *(x.stride(0), x.stride(1), x.stride(2), *matrix.stride(), *(added.stride() if added is not None and programs == 1 else (0, 0, 0))),
-        *(to.stride(-3), to.stride(-2)),
+        *(*x.stride(), *matrix.stride(), *bias_strides, to.stride(-3), to.stride(-2)),
         BLOCK_M=_ROWS,
         BLOCK_N=FEW_COLUMNS,
         BLOCK_K=_DEPTH_BYTES // x.element_size(),
@@ -322,8 +322,7 @@ def product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> Tens
     if programs > 1:
         _add_splits[(batch * rows, triton.cdiv(columns, _ADDED))](
             *(to, added, out, rows, columns, programs, batch * rows * columns),
-            *(added.stride() if added is not None else (0, 0, 0)),
-            *(out.stride(0), out.stride(1)),
+            *(*bias_strides, out.stride(0), out.stride(1)),
             BLOCK=_ADDED,
             num_warps=4,
         )
