@@ -44,8 +44,8 @@ def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers]
     field = "host_kv_memory" if folder is None else "kv_disk_path"
     if not config.enable_prefix_cache:
         raise ConfigError.of(field, "it is not possible without enable_prefix_cache")
-    if config.num_ranks > 1 or config.expert_parallel_size > 1:
-        raise ConfigError.of(field, "it is not possible for a model that is divided over ranks")
+    if config.expert_parallel_size > 1:
+        raise ConfigError.of(field, "it is not possible with expert_parallel_size > 1")
     sizes = [_bytes_of(runner, count) for count in (len(runner.windows), runner.state_pages) if count]
 
     def open_tiers(identity: str) -> PageTiers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from aengine.parallel.join import accept_ranks, listen, read_secret, split_addre
 from aengine.parallel.launch import END_SECONDS, FOLLOWER_MODULE, Follower, FollowerProcess, Watcher, error_of_rank, take_cores
 from aengine.parallel.messages import (
     ApplyChange,
+    ByteArray,
     ChangePrepared,
     Close,
     DiscardChange,
@@ -32,14 +34,17 @@ from aengine.parallel.messages import (
     LastTokens,
     Logits,
     Message,
+    PagesRead,
     Plan,
     PrepareChange,
     RankLoadProgress,
+    ReadPages,
     Sizes,
     SleepRank,
     StageAddresses,
     WakeRank,
     Welcome,
+    WritePages,
     encode,
 )
 from aengine.parallel.ring import LOOPBACK, Ring, connect_ring, open_port
@@ -149,7 +154,7 @@ class DriverRanks:
         self._closed = False
         self._thread, self._cores = threading.get_native_id(), os.sched_getaffinity(0)
         self.threads = take_cores(0, self.num_local, config.threads)  # of a step, on this rank
-        self._watcher = Watcher(followers, self._fail)
+        self._watcher = Watcher(followers, self._fail, _deliver)
 
     def check(self, wait: float = 0.0) -> None:
         """Raises what happened to a rank: `RankDiedError`, or its own error if it could not load. `wait` is for those who know already that
@@ -192,15 +197,17 @@ class DriverRanks:
         self.on_failure(ring.close)
         return ring
 
-    def agree(self, num_pages: int, max_model_len: int, bytes_per_page: int) -> tuple[int, int, int]:
-        """The least of all ranks; of the bytes the sum. Waits until all have loaded. Raises what happened to a rank."""
-        sizes = [Sizes(num_pages, max_model_len, bytes_per_page), *(self._next(follower, Sizes) for follower in self._followers)]
-        agreed = (
+    def agree(self, own: Sizes) -> Sizes:
+        """The least of all ranks; of the bytes the sum, and of the digests one. Waits until all have loaded. Raises what happened to a
+        rank."""
+        sizes = [own, *(self._next(follower, Sizes) for follower in self._followers)]
+        agreed = Sizes(
             min(each.num_pages for each in sizes),
             min(each.max_model_len for each in sizes),
             sum(each.bytes_per_page for each in sizes),
+            _digest_of([each.weights_digest for each in sizes]),
         )
-        self._send(Sizes(*agreed))
+        self._send(agreed)
         self._serving = True
         return agreed
 
@@ -221,8 +228,10 @@ class DriverRanks:
         """Has all other ranks prepare a change, beside their steps. May be called from any thread, one at a time."""
         self._send(PrepareChange(number, change))
 
-    def wait_prepared(self, number: int) -> None:
-        """Waits, in that thread, until they have. Raises why one of them cannot, or what happened to it."""
+    def wait_prepared(self, number: int, weights_digest: str) -> str:
+        """Waits, in that thread, until they have. Returns the digest of new weights, of which `weights_digest` is that of this rank's part.
+        Raises why a rank cannot, or what happened to it."""
+        digests = [weights_digest]
         for follower in self._followers:
             while (answer := self._next(follower, ChangePrepared)).number != number:
                 pass  # of a change that was discarded
@@ -230,6 +239,8 @@ class DriverRanks:
                 raise error_of_rank(follower.rank, answer.error, answer.text) or AEngineError(
                     f"{follower.name}: {answer.error}: {answer.text}"
                 )
+            digests.append(answer.weights_digest)
+        return _digest_of(digests)
 
     def apply_change(self, number: int) -> None:
         """Has all other ranks apply a change between two plans: the plans that follow compute with it. All ranks must have prepared it."""
@@ -244,6 +255,29 @@ class DriverRanks:
 
     def send_wake(self) -> None:
         self._send(WakeRank())
+
+    def send_read(self, pages: IntArray) -> None:
+        """Asks all other ranks for their parts of these pages, which `take_read` returns."""
+        self._send(ReadPages(pages))
+
+    def take_read(self) -> list[ByteArray]:
+        """What each other rank holds of the pages, one after the other, by rank. Waits for it."""
+        found = []
+        for follower in self._followers:
+            try:
+                answer = follower.pages.get(timeout=self._timeout)
+            except queue.Empty:
+                raise self.hung(follower.rank) from None
+            if answer is None:
+                self.check()
+                raise RankDiedError(f"{follower.name} is gone", follower.rank, follower.pid, follower.lines)
+            found.append(answer.content)
+        return found
+
+    def send_write(self, pages: IntArray, contents: Sequence[ByteArray]) -> None:
+        """Has each other rank write its part of these pages; `contents` by rank."""
+        for follower, content in zip(self._followers, contents, strict=True):
+            self._send(WritePages(pages, content), [follower])
 
     def hung(self, rank: int) -> AEngineError:
         """The error for a rank that this one waits for in vain: `RankHungError`, or what happened to the rank that that one waits for. From
@@ -298,6 +332,7 @@ class DriverRanks:
         self._failed.set()
         for follower in self._followers:
             follower.inbox.put(None)
+            follower.pages.put(None)
         self._report_failure(error)
 
     def _send(self, message: Message, followers: Sequence[Follower] | None = None) -> None:
@@ -329,6 +364,18 @@ class DriverRanks:
                 return message
             self.check()
             raise RankDiedError(f"{follower.name} sent {message} instead of {kind.__name__}", follower.rank, follower.pid, follower.lines)
+
+
+def _deliver(follower: Follower, message: Message) -> None:
+    if isinstance(message, PagesRead):
+        follower.pages.put(message)
+    else:
+        follower.inbox.put(message)
+
+
+def _digest_of(parts: Sequence[str]) -> str:
+    """The digest of weights whose parts have these; empty if none has one."""
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16] if any(parts) else ""
 
 
 def _end(followers: Sequence[Follower], seconds: float, watcher: Watcher | None = None) -> None:

@@ -183,10 +183,10 @@ class Replicas:
     def agree(self, max_model_len: int) -> int:
         """The least of all. Waits until all have loaded."""
         if self.shard.rank:
-            self._send(Sizes(0, max_model_len, 0))
+            self._send(Sizes(0, max_model_len, 0, ""))
             return self._next(self._others[0], Sizes).max_model_len
         least = min(max_model_len, *(self._next(follower, Sizes).max_model_len for follower in self._others))
-        self._send(Sizes(0, least, 0))
+        self._send(Sizes(0, least, 0, ""))
         return least
 
     def connect(self, exchange: Callable[[int], Sequence[int]], compute: Callable[[], object]) -> None:

@@ -38,12 +38,14 @@ from aengine.parallel.messages import (
     Plan,
     PrepareChange,
     RankLoadProgress,
+    ReadPages,
     Refused,
     Sizes,
     SleepRank,
     StageAddresses,
     WakeRank,
     Welcome,
+    WritePages,
 )
 from aengine.parallel.ring import Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
@@ -144,6 +146,9 @@ ABORT_SECONDS = 5.0
 """After the driver is gone, the process ends within this time."""
 
 
+BetweenSteps = ApplyChange | SleepRank | WakeRank | ReadPages | WritePages
+
+
 class DriverGoneError(Exception):
     """The driver has ended or closed the connection without a word. So does this rank."""
 
@@ -213,18 +218,18 @@ class FollowerRanks:
         self.on_failure(ring.close)
         return ring
 
-    def agree(self, num_pages: int, max_model_len: int, bytes_per_page: int) -> tuple[int, int, int]:
-        """The least of all ranks; of the bytes the sum."""
-        self._channel.send(Sizes(num_pages, max_model_len, bytes_per_page))
+    def agree(self, own: Sizes) -> Sizes:
+        """The least of all ranks; of the bytes the sum, and of the digests one."""
+        self._channel.send(own)
         sizes = self._receive()
         if not isinstance(sizes, Sizes):
             raise DriverGoneError(f"it sent {sizes} instead of the sizes")
-        return sizes.num_pages, sizes.max_model_len, sizes.bytes_per_page
+        return sizes
 
-    def next_task(self) -> StepPlan | ApplyChange | SleepRank | WakeRank | None:
+    def next_task(self) -> StepPlan | BetweenSteps | None:
         """Waits for the next step, or what comes between two; None: there is none any more. Raises DriverGoneError."""
         message = self._next()
-        if isinstance(message, ApplyChange | SleepRank | WakeRank):
+        if isinstance(message, BetweenSteps):
             return message
         if isinstance(message, Plan):
             return message.step_plan()

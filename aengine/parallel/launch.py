@@ -30,7 +30,7 @@ from aengine.api.errors import (
     RankHungError,
 )
 from aengine.parallel.channel import Channel, ChannelClosedError
-from aengine.parallel.messages import Failed, Log, Message, RankLoadProgress
+from aengine.parallel.messages import Failed, Log, Message, PagesRead, RankLoadProgress
 
 _log = logging.getLogger("aengine")
 KEPT_LINES = 20
@@ -48,6 +48,7 @@ class Follower:
     process: FollowerProcess | None  # None: it runs on another host
     host: str = ""  # the other host
     inbox: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)  # None: something failed
+    pages: queue.SimpleQueue[PagesRead | None] = field(default_factory=queue.SimpleQueue)  # the answers to `ReadPages`; None as above
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     heard: float = field(default_factory=time.monotonic)  # when it last sent anything
     progress: RankLoadProgress | None = None

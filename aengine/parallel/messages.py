@@ -1,4 +1,4 @@
-"""What ranks say to each other, and its bytes: frozen dataclasses of numbers, texts and int32 arrays, encoded without pickle.
+"""What ranks say to each other, and its bytes: frozen dataclasses of numbers, texts and arrays of int32 or bytes, encoded without pickle.
 
 A frame is its length (uint32), the kind of the message (uint32), one 8-byte number per field in the order of the fields, and then the
 bytes of texts and arrays, each padded to 8 bytes; the number of such a field is its length in bytes. Everything is little-endian.
@@ -11,13 +11,15 @@ from dataclasses import fields
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aengine.api.dataclass import dataclass
 from aengine.scheduler.plan import NO_INTS, IntArray, StateRows, StepPlan
 
 FRAME = struct.Struct("<II")
 MAX_MESSAGE = 1 << 28  # bytes behind the frame's header
-_INT32 = np.dtype("<i4")
+ByteArray = NDArray[np.uint8]
+_DTYPES: dict[str, np.dtype[Any]] = {"IntArray": np.dtype("<i4"), "ByteArray": np.dtype(np.uint8)}
 
 
 class MessageError(Exception):
@@ -61,11 +63,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """From a rank: how much it can hold. From the driver: the least of all ranks, and what their pages take together."""
+    """From a rank that has loaded: how much it can hold. From the driver: the least of all ranks, and what their pages take together."""
 
     num_pages: int
     max_model_len: int
     bytes_per_page: int
+    weights_digest: str  # from a rank: of its part; from the driver: of all parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ class ChangePrepared:
     number: int
     error: str  # name of the class; empty: there is none
     text: str
+    weights_digest: str  # of its part of new weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,28 @@ class WakeRank:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPages:
+    """The rank answers with what it holds of these pages of KV, as `PagesRead`. Sent between two plans."""
+
+    pages: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class PagesRead:
+    """From a rank: what it holds of the pages that it was asked for, one after the other."""
+
+    content: ByteArray
+
+
+@dataclass(frozen=True, slots=True)
+class WritePages:
+    """The rank writes its part of these pages of KV, for the steps of the plans that follow."""
+
+    pages: IntArray
+    content: ByteArray
+
+
+@dataclass(frozen=True, slots=True)
 class StepWanted:
     """Between engines that share experts: one has a step to compute, and waits for the others in this turn."""
 
@@ -228,8 +254,8 @@ class Close:
 
 Message = (
     (Hello | Welcome | Refused | Facts | Sizes | StageAddresses | RankLoadProgress | Log | Failed | Plan | Logits | LastTokens | Hidden)
-    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | SleepRank | WakeRank | StepWanted)
-    | Close
+    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | SleepRank | WakeRank | ReadPages | PagesRead | WritePages)
+    | (StepWanted | Close)
 )
 _KINDS: tuple[type[Any], ...] = get_args(Message)
 
@@ -259,7 +285,7 @@ def encode(message: Message) -> bytes:
         if kind in ("int", "bool"):
             numbers.append(value)
             continue
-        data = value.encode(errors="replace") if kind == "str" else np.ascontiguousarray(value, _INT32).tobytes()
+        data = value.encode(errors="replace") if kind == "str" else np.ascontiguousarray(value, _DTYPES[kind]).tobytes()
         numbers.append(len(data))
         if len(data):
             padding = -len(data) % 8
@@ -295,7 +321,7 @@ def decode(kind: int, data: bytearray) -> Message:
             elif not 0 <= number <= len(data) - at:
                 raise ValueError(f"a field of {number} bytes, where {len(data) - at} are left")
             else:
-                values.append(data[at : at + number].decode() if field_kind == "str" else np.frombuffer(data, _INT32, _count(number), at))
+                values.append(data[at : at + number].decode() if field_kind == "str" else _array(data, _DTYPES[field_kind], number, at))
                 at += number + -number % 8
         if at != len(data):
             raise ValueError(f"its fields have {at} bytes, not {len(data)}")
@@ -305,8 +331,8 @@ def decode(kind: int, data: bytearray) -> Message:
     return message
 
 
-def _count(size: int) -> int:
-    count, rest = divmod(size, _INT32.itemsize)
+def _array(data: bytearray, dtype: np.dtype[Any], size: int, at: int) -> NDArray[Any]:
+    count, rest = divmod(size, dtype.itemsize)
     if rest:
         raise ValueError(f"an array of {size} bytes")
-    return count
+    return np.frombuffer(data, dtype, count, at)

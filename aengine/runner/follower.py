@@ -17,7 +17,17 @@ from aengine.kernels.cpu.library import ExchangeError
 from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks, run_worker
-from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, SleepRank, WakeRank
+from aengine.parallel.messages import (
+    ApplyChange,
+    ChangePrepared,
+    DiscardChange,
+    PagesRead,
+    PrepareChange,
+    ReadPages,
+    SleepRank,
+    WakeRank,
+    WritePages,
+)
 from aengine.parallel.ring import StageError
 from aengine.runner.contract import InFlightStep, Prepared, change_from_json
 from aengine.runner.runner import ModelRunner
@@ -69,6 +79,12 @@ def _run(ranks: FollowerRanks) -> None:
                 case WakeRank():
                     runner.wake(None)
                     continue
+                case ReadPages(pages):
+                    ranks.send(PagesRead(runner.read_pages(pages).reshape(-1)))
+                    continue
+                case WritePages(pages, content):
+                    runner.write_pages(pages, content.reshape(len(pages), -1))
+                    continue
             step = runner.launch(task)
             if runner.max_in_flight > 1 and ranks.shard.stage == 0:
                 staged.append(step)
@@ -111,10 +127,10 @@ class _Changes:
 
     def _prepare(self, message: PrepareChange) -> ChangePrepared:
         try:
-            self._prepared[message.number] = self._runner.prepare(change_from_json(message.change))
+            prepared = self._prepared[message.number] = self._runner.prepare(change_from_json(message.change))
         except Exception as error:  # the driver raises it
-            return ChangePrepared(message.number, type(error).__name__, str(error))
-        return ChangePrepared(message.number, "", "")
+            return ChangePrepared(message.number, type(error).__name__, str(error), "")
+        return ChangePrepared(message.number, "", "", prepared.weights_digest)
 
 
 def main(arguments: Sequence[str] | None = None, name: str = "aengine-worker") -> int:

@@ -27,6 +27,7 @@ from aengine.models.spec import ModelSpec
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.messages import Sizes
 from aengine.parallel.shard import Shard
 from aengine.runner.contract import Device, Executor
 from aengine.runner.memory import check_host_pool, size_pool
@@ -61,6 +62,7 @@ class PoolPlan:
     max_model_len: int  # tokens
     bytes_per_token: int  # of K and V, of all ranks and layers
     state_bytes: int  # of the recurrent state of a sequence, of all ranks and layers
+    weights_digest: str  # of all ranks
 
 
 def plan_model(
@@ -140,14 +142,17 @@ def plan_pool(setup: ExecutorSetup, executor: Executor) -> PoolPlan:
     )
     if setup.device.type == "cpu":
         check_host_pool(config.kv_cache_memory, num_pages * bytes_per_page, setup.num_local)
+    digest = "" if setup.digest is None else setup.digest.hexdigest()
     if setup.ranks is not None:
-        num_pages, max_model_len, of_all_ranks = setup.ranks.agree(num_pages, max_model_len, bytes_per_page)
+        agreed = setup.ranks.agree(Sizes(num_pages, max_model_len, bytes_per_page, digest))
+        num_pages, max_model_len = agreed.num_pages, agreed.max_model_len
+        of_all_ranks, digest = agreed.bytes_per_page, agreed.weights_digest
     if setup.replicas is not None:
         max_model_len = setup.replicas.agree(max_model_len)
     if max_model_len < requested_len:
         _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, max_model_len)
     bytes_per_token = len(setup.groups.windows) * of_all_ranks // config.page_size if setup.spec.windows else 0
-    return PoolPlan(num_pages, max_model_len, bytes_per_token, setup.state_pages * of_all_ranks)
+    return PoolPlan(num_pages, max_model_len, bytes_per_token, setup.state_pages * of_all_ranks, digest)
 
 
 def _threads(threads: int | None, spec: AnySpec) -> int:

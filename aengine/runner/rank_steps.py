@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aengine.kernels.arrays import Array
 from aengine.kernels.cpu.library import CExchange, CpuKernels, CSharedRanks, ExchangeError
@@ -36,7 +37,7 @@ from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.ring import WAITED, WAITED_IN_STAGE, Ring, StageError
 from aengine.parallel.shard import Shard
-from aengine.runner.contract import InFlightStep, IntArray, LazyStep, Step
+from aengine.runner.contract import Executor, InFlightStep, IntArray, LazyStep, Step
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS, StepResult
 
@@ -49,6 +50,7 @@ SLOT_BYTES = 1 << 20
 """Of a rank and a round: what is more takes several rounds."""
 _HEADER, _COUNTER = 16384, 128  # bytes before the slots, and of one of the counters there: `SharedRounds` of exchange.cpp
 _ABORTED, _TIMED_OUT = 11, 12  # `Status`
+_MOST_READ = 16 << 20  # bytes of pages that ranks are asked for at once
 _log = logging.getLogger("aengine")
 
 
@@ -259,6 +261,38 @@ class DrivenStep:
     def withdraw(self) -> bool:
         """Returns False always: the others compute the step, too."""
         return False
+
+
+class PagesOfRanks:
+    """Pages of KV that are divided over ranks: what one holds is what each rank holds of it, by rank."""
+
+    def __init__(self, ranks: DriverRanks, executor: Executor) -> None:
+        """`executor`: of this rank."""
+        self._ranks, self._executor = ranks, executor
+        self._sizes: list[int] = []  # bytes of a page, by rank, once they are known
+
+    def read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """[n, bytes of a page], as `Runner.read_pages`."""
+        if not len(pages):
+            return self._executor.read_pages(pages) if out is None else out
+        count = max(1, _MOST_READ // sum(self._sizes)) if self._sizes else 1
+        return np.concatenate([self._read(pages[begin : begin + count]) for begin in range(0, len(pages), count)], out=out)
+
+    def write(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        """Writes as `Runner.write_pages`."""
+        if not self._sizes:
+            self._read(pages[:1])
+        own, *others = np.split(content, np.cumsum(self._sizes)[:-1], axis=1)
+        with naming_ranks(self._ranks):
+            self._ranks.send_write(pages, others)
+            self._executor.write_pages(pages, np.ascontiguousarray(own))
+
+    def _read(self, pages: IntArray) -> NDArray[np.uint8]:
+        with naming_ranks(self._ranks):
+            self._ranks.send_read(pages)
+            parts = [self._executor.read_pages(pages), *(part.reshape(len(pages), -1) for part in self._ranks.take_read())]
+        self._sizes = [part.shape[1] for part in parts]
+        return np.concatenate(parts, axis=1)
 
 
 Compute = Callable[[Step, Array | None], Array]

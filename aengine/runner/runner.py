@@ -40,7 +40,7 @@ from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Pr
 from aengine.runner.cpu.executor import CpuExecutor, CpuExecutorBase, CpuFollower
 from aengine.runner.memory import resident_memory, show_bytes
 from aengine.runner.model_plan import plan_model, plan_pool
-from aengine.runner.rank_steps import DrivenStep, naming_ranks
+from aengine.runner.rank_steps import DrivenStep, PagesOfRanks, naming_ranks
 from aengine.runner.row_images import RowImages
 from aengine.runner.setup import ExecutorSetup, draft_source
 from aengine.runner.torch.device import (
@@ -269,9 +269,10 @@ class ModelRunner:
         self._compare(config, model_dir)
         self._executor = build_executor(setup, warm, check)
         undo.callback(_close_failed, self._executor)
-        self._changing = Changing(setup, self._executor, check)
+        self._divided_pages = PagesOfRanks(self._ranks, self._executor) if isinstance(self._ranks, DriverRanks) else None
         self.executor_name, self.max_adapters = self._executor.name, self._executor.max_adapters
         pool = plan_pool(setup, self._executor)
+        self._changing = Changing(setup, self._executor, check, pool.weights_digest)
         self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
         self.kv_bytes_per_token, self.state_bytes = pool.bytes_per_token, pool.state_bytes
         self._executor.allocate(self.num_pages, self.max_model_len)
@@ -397,10 +398,13 @@ class ModelRunner:
         self._changing.discard(prepared)
 
     def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        return self._executor.read_pages(pages, out)
+        return self._executor.read_pages(pages, out) if self._divided_pages is None else self._divided_pages.read(pages, out)
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
-        self._executor.write_pages(pages, content)
+        if self._divided_pages is None:
+            self._executor.write_pages(pages, content)
+        else:
+            self._divided_pages.write(pages, content)
 
     def sleep(self, level: int, pages: IntArray) -> None:
         self._changing.sleep(level, pages)

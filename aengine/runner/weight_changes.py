@@ -173,12 +173,12 @@ def _staged(tensors: Iterable[Any], check: Callable[[], object]) -> Checkpoint:
 class Changing:
     """The methods are those of `Runner`. With several ranks none applies a change before all have prepared it."""
 
-    def __init__(self, setup: ExecutorSetup, executor: Executor, check: Callable[[], object]) -> None:
-        """`check` is called before each weight, and may raise to end the preparation."""
+    def __init__(self, setup: ExecutorSetup, executor: Executor, check: Callable[[], object], weights_digest: str) -> None:
+        """`check` is called before each weight, and may raise to end the preparation. `weights_digest`: of the weights that were loaded."""
         self._setup = setup
         self._executor = executor
         self._check = check
-        self.weights_digest = "" if setup.digest is None else setup.digest.hexdigest()
+        self.weights_digest = weights_digest
         self._numbers = itertools.count(1)
         self._asleep = False
 
@@ -242,12 +242,11 @@ class Changing:
         ranks.prepare_change(number, change_to_json(change))
         try:
             prepared = self._prepare(change, number)
-            ranks.wait_prepared(number)
+            return replace(prepared, weights_digest=ranks.wait_prepared(number, prepared.weights_digest))
         except BaseException:
             with suppress(AEngineError):  # of those, the first one counts
                 ranks.discard_change(number)
             raise
-        return prepared
 
     def _prepare(self, change: Change, number: int = 0) -> Prepared:
         """On this rank."""

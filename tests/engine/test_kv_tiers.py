@@ -35,6 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "windows": {"model": "windows"},
     "torch": {"attention_backend": "torch_native"},
     "torch-windows": {"attention_backend": "torch_native", "model": "windows"},
+    "ranks": {"tensor_parallel_size": 2},
+    "stages": {"pipeline_parallel_size": 2, "model": "windows"},
     "drafts": {"speculative": "draft", "speculative_model": "demo"},
 }
 PROMPTS = [[5 + (number * 31 + place * (7 + number)) % 300 for place in range(90 + 13 * number)] for number in range(6)]
@@ -184,7 +186,7 @@ def run_and_kill(code: str, count: int) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("kind", slow_but(["kernels", "torch-windows"], KINDS))
+@pytest.mark.parametrize("kind", slow_but(["kernels", "torch-windows", "ranks"], KINDS))
 async def test_a_restart_remembers(kind: str, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
     async with engine_of(kind, windowed) as engine:
         expected = tokens_of(await generate_all(engine))
@@ -219,7 +221,7 @@ async def test_a_small_pool(kind: str, tier: str, windowed: str, tmp_path: pathl
     async with engine_of(kind, windowed) as engine:
         expected = tokens_of(await generate_all(engine))
         pages = 2 * (len(PROMPTS[-1]) + 20) // 4 * len(engine.model_info.layer_groups)
-        page_bytes = engine.model_info.kv_bytes_per_token * 4 // len(engine.model_info.layer_groups)
+        page_bytes = engine.model_info.kv_bytes_per_token * 4 // len(engine.model_info.layer_groups) // engine.config.num_ranks
     options: dict[str, Any] = {"host_kv_memory": 64 << 20} if tier == "host" else {"kv_disk_path": str(tmp_path)}
     async with engine_of(kind, windowed, kv_cache_memory=pages * page_bytes, max_model_len=240, **options) as engine:
         for number in range(4):
@@ -306,25 +308,27 @@ async def test_sleep_and_cancelling_while_pages_are_loaded(windowed: str, tmp_pa
         assert engine.stats().pages_used == 0
 
 
-async def test_other_weights_have_other_files(windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+@pytest.mark.parametrize("kind", ["windows", "stages"])
+async def test_other_weights_have_other_files(kind: str, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """Weights of any rank: here those of the last layer, which the first of two stages does not have."""
     other = tmp_path / "other"
     model = transformers.AutoModelForCausalLM.from_pretrained(windowed)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
+    for parameter in model.model.layers[-1].parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
     model.save_pretrained(other)
     prompts = [[token % 390 for token in prompt] for prompt in PROMPTS]
-    expected = []
-    for path in (windowed, str(other)):
-        async with engine_of("windows", path) as engine:
+    expected, paths = [], (windowed, str(other))
+    for path in paths:
+        async with engine_of(kind, path) as engine:
             expected.append(tokens_of(await generate_all(engine, prompts)))
     assert expected[0] != expected[1]
-    for _ in range(2):
-        async with engine_of("windows", windowed, kv_disk_path=str(tmp_path / "kv")) as engine:
-            for version, path in enumerate((None, str(other), windowed, str(other))):
-                if path is not None:
-                    await engine.update_weights(path)
-                assert tokens_of(await generate_all(engine, prompts)) == expected[version % 2]
-    async with engine_of("windows", str(other), kv_disk_path=str(tmp_path / "kv")) as engine:
+    for order in ((0, 1, 0, 1), (0, 0, 1)):  # the second one has at a version what the first one had at another
+        async with engine_of(kind, windowed, kv_disk_path=str(tmp_path / "kv")) as engine:
+            for version, which in enumerate(order):
+                if version:
+                    await engine.update_weights(paths[which])
+                assert tokens_of(await generate_all(engine, prompts)) == expected[which]
+    async with engine_of(kind, str(other), kv_disk_path=str(tmp_path / "kv")) as engine:
         assert tokens_of(await generate_all(engine, prompts)) == expected[1]
 
 
@@ -334,7 +338,6 @@ async def test_what_is_refused(windowed: str, tmp_path: pathlib.Path, anyio_back
     cases: list[tuple[dict[str, Any], str]] = [
         ({"kv_disk_path": str(file)}, "kv_disk_path: .* cannot be used: Not a directory|File exists"),
         ({"kv_disk_path": str(tmp_path), "enable_prefix_cache": False}, "kv_disk_path: it is not possible without enable_prefix_cache"),
-        ({"host_kv_memory": 1 << 20, "tensor_parallel_size": 2}, "host_kv_memory: it is not possible for a model that is divided"),
         ({"kv_disk_path": str(tmp_path), "kv_disk_size": -5}, "kv_disk_size: -5 is not an integer >= 0"),
     ]
     for options, why in cases:

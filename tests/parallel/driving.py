@@ -20,6 +20,7 @@ from stand_in import SLOT
 
 from aengine.api.config import EngineConfig
 from aengine.parallel.driver import DriverRanks, start_ranks
+from aengine.parallel.messages import Sizes
 from aengine.scheduler.plan import NO_INTS, StepPlan
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -40,7 +41,7 @@ class Driver:
 
     def load(self) -> None:
         self.ranks.same({"dtype": "float32"})
-        self.ranks.agree(1000, 128, 5)
+        self.ranks.agree(Sizes(1000, 128, 5, "part 0"))
         if self.ranks.exchange_fd is not None:
             self._memory = np.frombuffer(mmap.mmap(self.ranks.exchange_fd, 0), np.int32)
 

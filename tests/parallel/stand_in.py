@@ -23,7 +23,7 @@ import numpy as np
 from aengine.api.errors import ModelLoadError, RankHungError
 from aengine.parallel import follower
 from aengine.parallel.follower import FollowerRanks, run_worker
-from aengine.parallel.messages import ApplyChange, ChangePrepared, LastTokens, PrepareChange
+from aengine.parallel.messages import ApplyChange, ChangePrepared, LastTokens, PrepareChange, Sizes
 
 SLOT = 4
 """int32 of a rank: pid, steps done, sum of the rows, the logits indices and the changes applied before, sum of the last tokens."""
@@ -34,7 +34,7 @@ def prepared(ranks: FollowerRanks, message: PrepareChange) -> ChangePrepared:
     if message.change == "exit":
         os._exit(3)
     refused = message.change == str(ranks.shard.rank)
-    return ChangePrepared(message.number, "AdapterError" if refused else "", "not for me" if refused else "")
+    return ChangePrepared(message.number, "AdapterError" if refused else "", "not for me" if refused else "", f"part {ranks.shard.rank}")
 
 
 def run(ranks: FollowerRanks, what: str) -> None:
@@ -45,7 +45,7 @@ def run(ranks: FollowerRanks, what: str) -> None:
     ranks.on_failure(lambda: print("told to give up", file=sys.stderr, flush=True))
     ranks.progress(1, 2)
     ranks.same({"dtype": "float16" if what == "other" else "float32"})
-    ranks.agree(100 - ranks.shard.rank, 64, ranks.shard.rank)
+    ranks.agree(Sizes(100 - ranks.shard.rank, 64, ranks.shard.rank, f"part {ranks.shard.rank}"))
     # A rank of another host shares no memory with anyone.
     memory = mmap.mmap(-1, 4096) if ranks.exchange_fd is None else mmap.mmap(ranks.exchange_fd, 0)
     slot = np.frombuffer(memory, np.int32)[ranks.shard.index * SLOT :][:SLOT]

@@ -16,7 +16,8 @@ from aengine.parallel.messages import FRAME, Hello, LastTokens, Log, Message, Me
 from aengine.scheduler.plan import NewRow, RowParams, StepPlan
 
 INTS = st.binary(max_size=160).map(lambda data: np.frombuffer(data[: len(data) // 4 * 4], np.int32))
-VALUES = {"int": st.integers(-(2**63), 2**63 - 1), "bool": st.booleans(), "str": st.text(), "IntArray": INTS}
+BYTES = st.binary(max_size=80).map(lambda data: np.frombuffer(data, np.uint8))
+VALUES = {"int": st.integers(-(2**63), 2**63 - 1), "bool": st.booleans(), "str": st.text(), "IntArray": INTS, "ByteArray": BYTES}
 MESSAGES = st.one_of(
     [st.builds(kind, **{field.name: VALUES[str(field.type)] for field in dataclasses.fields(kind)}) for kind in messages._KINDS]
 )

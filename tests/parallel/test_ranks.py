@@ -21,6 +21,7 @@ from slow_cases import slow_but
 
 from aengine.api.errors import AdapterError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel import driver as driver_module
+from aengine.parallel.messages import Sizes
 
 
 def children() -> set[str]:
@@ -48,7 +49,8 @@ def test_steps_reach_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     with driving(num_ranks=3, load=False) as driver:
         driver.ranks.same({"dtype": "float32"})
-        assert driver.ranks.agree(1000, 128, 5) == (98, 64, 8)
+        agreed = driver.ranks.agree(Sizes(1000, 128, 5, "part 0"))
+        assert agreed == Sizes(98, 64, 8, driver_module._digest_of(["part 0", "part 1", "part 2"]))
     assert "rank 2: did 0 steps" in caplog.messages
     with driving(num_ranks=3) as driver:
         for step in range(3):
@@ -67,18 +69,18 @@ def test_changes_are_prepared_by_all_ranks_before_any_applies_one() -> None:
         for number, refused_by in ((1, None), (2, 1), (3, 2), (5, None)):
             driver.step(within=partial(ranks.prepare_change, number, str(refused_by)))
             if refused_by is None:
-                ranks.wait_prepared(number)
+                assert ranks.wait_prepared(number, "part 0") == driver_module._digest_of(["part 0", "part 1", "part 2"])
                 ranks.apply_change(number)
                 continue
             with pytest.raises(AdapterError, match=rf"^rank {refused_by}: not for me$"):
-                ranks.wait_prepared(number)
+                ranks.wait_prepared(number, "")
             ranks.discard_change(number)
         driver.step()
         driver.wait_for_steps((1, 2))
         assert [driver.of_rank(rank)[2] for rank in (1, 2)] == [7, 7]
         ranks.prepare_change(6, "exit")
         with pytest.raises(RankDiedError, match=r"^rank [12] \(pid \d+\) ended with exit code 3"):
-            ranks.wait_prepared(6)
+            ranks.wait_prepared(6, "")
 
 
 def test_ranks_divide_the_cores(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +162,7 @@ def test_loading_can_be_given_up() -> None:
     with driving(load=False) as driver:
         driver.ranks._check = give_up
         with pytest.raises(GivenUp):
-            driver.ranks.agree(1, 1, 1)
+            driver.ranks.agree(Sizes(1, 1, 1, ""))
 
 
 @pytest.mark.slow

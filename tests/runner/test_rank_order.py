@@ -23,7 +23,7 @@ from aengine.api.config import EngineConfig
 from aengine.layers.collectives import Collectives
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.messages import ApplyChange, LastTokens, Logits, Plan
+from aengine.parallel.messages import ApplyChange, LastTokens, Logits, Plan, Sizes
 from aengine.parallel.shard import Shard
 from aengine.runner.runner import ModelRunner
 from aengine.runner.setup import ExecutorSetup
@@ -64,8 +64,8 @@ class _Ranks:
         self.shard = shard
         self.messages = messages
 
-    def agree(self, num_pages: int, max_model_len: int, bytes_per_page: int) -> tuple[int, int, int]:
-        return num_pages, max_model_len, bytes_per_page
+    def agree(self, own: Sizes) -> Sizes:
+        return own
 
 
 class DriverStandIn(_Ranks, DriverRanks):
