@@ -23,7 +23,7 @@ import numpy as np
 from aengine.api.errors import ModelLoadError, RankHungError
 from aengine.parallel import follower
 from aengine.parallel.follower import FollowerRanks, run_worker
-from aengine.parallel.messages import ApplyChange, ChangePrepared, LastTokens, PrepareChange, Sizes
+from aengine.parallel.messages import ApplyChange, ChangePrepared, LastTokens, PagesRead, PrepareChange, ReadPages, Sizes
 
 SLOT = 4
 """int32 of a rank: pid, steps done, sum of the rows, the logits indices and the changes applied before, sum of the last tokens."""
@@ -57,6 +57,11 @@ def run(ranks: FollowerRanks, what: str) -> None:
     while (plan := ranks.next_task()) is not None:
         if isinstance(plan, ApplyChange):
             applied += plan.number
+            continue
+        if isinstance(plan, ReadPages):
+            if what == "exit":
+                os._exit(3)
+            ranks.send(PagesRead((plan.pages + 100 * ranks.shard.rank).astype(np.uint8)))
             continue
         slot[2] = plan.rows.sum() + applied
         while not isinstance(message := ranks.receive(), LastTokens):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from driving import Driver, driving, ends
 from slow_cases import slow_but
@@ -81,6 +82,21 @@ def test_changes_are_prepared_by_all_ranks_before_any_applies_one() -> None:
         ranks.prepare_change(6, "exit")
         with pytest.raises(RankDiedError, match=r"^rank [12] \(pid \d+\) ended with exit code 3"):
             ranks.wait_prepared(6, "")
+
+
+def test_pages_are_read_from_all_ranks_beside_a_change() -> None:
+    pages = np.array([3, 5], np.int32)
+    with driving(num_ranks=3) as driver:
+        ranks = driver.ranks
+        ranks.prepare_change(1, "None")  # whose answers come between those
+        for _ in range(2):
+            ranks.send_read(pages)
+            assert [content.tolist() for content in ranks.take_read()] == [[103, 105], [203, 205]]
+        ranks.wait_prepared(1, "")
+    with driving(num_ranks=2, what="exit") as driver:
+        driver.ranks.send_read(pages)
+        with pytest.raises(RankDiedError, match=r"^rank 1 \(pid \d+\) ended with exit code 3"):
+            driver.ranks.take_read()
 
 
 def test_ranks_divide_the_cores(caplog: pytest.LogCaptureFixture) -> None:
