@@ -87,9 +87,9 @@ class EngineConfig:
     """Fraction of the GPU's memory for weights, activations and KV cache together, in (0, 1]."""
     attention_backend: Annotated[str, one_of("auto", "cpu", "flashinfer", "triton", "torch_native")] = "auto"
     """auto, cpu (our own kernels, on a CPU), flashinfer (on CUDA), triton (our own kernels, on CUDA), torch_native."""
-    kv_cache_dtype: Annotated[str, one_of("auto", "fp8", "int8")] = "auto"
-    """auto (that of the weights), fp8 (e4m3, scaled as the checkpoint says, on CUDA), int8 (with a scale for each head of a token, on a
-    CPU)."""
+    kv_cache_dtype: Annotated[str, one_of("auto", "fp8", "int8", "int4")] = "auto"
+    """auto (that of the weights), fp8 (e4m3, scaled as the checkpoint says, on CUDA), int8 or int4 (with a scale for each head of a token,
+    on a CPU)."""
     quantization: Annotated[str, one_of("none", "int8", "int4", "fp8")] = "none"
     """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale
     per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a

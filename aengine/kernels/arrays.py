@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 FLOAT16, FLOAT32, INT8 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.int8)
+INT4 = np.dtype(ml_dtypes.int4)
 _OF_TORCH_ALONE = {2: np.dtype(np.uint16), 1: np.dtype(np.uint8)}
 """By bytes of a number, a dtype that torch and NumPy both have, for those that NumPy has from `ml_dtypes`."""
 

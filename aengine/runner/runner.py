@@ -133,7 +133,7 @@ def _decodes(
 _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
     "attention_backend": {"cpu": "cpu", "flashinfer": "cuda", "triton": "cuda"},
-    "kv_cache_dtype": {"fp8": "cuda", "int8": "cpu"},
+    "kv_cache_dtype": {"fp8": "cuda", "int8": "cpu", "int4": "cpu"},
 }
 
 
@@ -165,6 +165,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
     if config.numerics == "canonical":
         raise ConfigError.of("numerics", "'canonical' needs the CPU kernels and a native model that they run")
+    if config.kv_cache_dtype == "int4":
+        raise ConfigError.of("kv_cache_dtype", "'int4' needs the CPU kernels and a native model that they run")
     if config.numerics == "batch_invariant" and (fallback or setup.ranks is not None or shares_experts):
         raise ConfigError.of("numerics", "'batch_invariant' on CUDA needs a native model on one device")
     if config.quantization != "none" and (on_cpu or fallback):

@@ -22,7 +22,7 @@ from aengine.api.errors import ConfigError
 from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, IndexShape, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
-from aengine.kernels.arrays import FLOAT8, INT8, torch_dtype
+from aengine.kernels.arrays import FLOAT8, INT4, INT8, torch_dtype
 from aengine.kernels.paged_cache import StateLayout
 from aengine.kernels.quantized import Rows
 from aengine.models.choice import AnySpec, eagle_spec, find_spec, mtp_spec
@@ -231,7 +231,7 @@ class ExecutorSetup:
     def kv_dtype(self) -> np.dtype[Any] | None:
         """The dtype of the KV cache; None: the same as `dtype`."""
 
-        return {"fp8": FLOAT8, "int8": INT8}.get(self.config.kv_cache_dtype)
+        return {"fp8": FLOAT8, "int8": INT8, "int4": INT4}.get(self.config.kv_cache_dtype)
 
     @property
     def weight_form(self) -> str:

@@ -32,6 +32,7 @@ SIZES: dict[str, Any] = {"dtype": "float32", "device": "cpu", "page_size": 4, "m
 KINDS: dict[str, dict[str, Any]] = {
     "kernels": {},
     "int8": {"kv_cache_dtype": "int8", "dtype": "bfloat16"},
+    "int4": {"kv_cache_dtype": "int4"},
     "windows": {"model": "windows"},
     "torch": {"attention_backend": "torch_native"},
     "torch-windows": {"attention_backend": "torch_native", "model": "windows"},

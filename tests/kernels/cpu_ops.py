@@ -17,7 +17,7 @@ from row_tensors import arrays, named_arrays
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.arrays import INT8, array_dtype, as_array, as_tensor
+from aengine.kernels.arrays import INT4, INT8, array_dtype, as_array, as_tensor
 from aengine.kernels.cpu import library, ops, packing
 from aengine.kernels.cpu.library import (
     BLOCK,
@@ -50,9 +50,10 @@ NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = CpuLastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 
-def pool_of_heads(num_kv_heads: int, key_dim: int, value_dim: int, *, dtype: torch.dtype, **options: Any) -> KvPool:
+def pool_of_heads(num_kv_heads: int, key_dim: int, value_dim: int, *, dtype: torch.dtype | np.dtype[Any], **options: Any) -> KvPool:
     """A pool for layers with these heads."""
-    return KvPool(parts=[(0, Heads(num_kv_heads, num_kv_heads, key_dim, value_dim))], dtype=array_dtype(dtype), **options)
+    pages = dtype if isinstance(dtype, np.dtype) else array_dtype(dtype)
+    return KvPool(parts=[(0, Heads(num_kv_heads, num_kv_heads, key_dim, value_dim))], dtype=pages, **options)
 
 
 def packed_linear(kernels: CpuKernels, parts: Sequence[Rows], *, dtype: torch.dtype, **options: Any) -> PackedLinear:
@@ -301,7 +302,7 @@ def _linear(
 
 
 def _fits(pool: KvPool, dtype: torch.dtype) -> bool:
-    return pool.c.element in (ELEMENTS[array_dtype(dtype)], PAGE_ELEMENTS[INT8])
+    return pool.c.element in (ELEMENTS[array_dtype(dtype)], PAGE_ELEMENTS[INT8], PAGE_ELEMENTS[INT4])
 
 
 def _norm_weight(weight: Tensor) -> Tensor:

@@ -27,13 +27,13 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return F.silu(gate) * up
 
 
-def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of a matrix as int8 values (in float32) and the scale [m, 1] that they are to be multiplied with."""
+def quantized(rows: Tensor, largest: int = _INT8_MAX) -> tuple[Tensor, Tensor]:
+    """Each row of a matrix as integers up to the `largest` (in float32) and the scale [m, 1] that they are to be multiplied with."""
     wide = rows.float()
     absmax = wide.abs().amax(-1, keepdim=True)
-    limit = torch.full_like(absmax, _INT8_MAX)  # number / tensor would be number * (1 / tensor), rounded twice
+    limit = torch.full_like(absmax, largest)  # number / tensor would be number * (1 / tensor), rounded twice
     factor = torch.where(absmax > 0, limit / absmax, 0.0)
-    return torch.round(wide * factor), absmax / _INT8_MAX
+    return torch.round(wide * factor), absmax / largest
 
 
 def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

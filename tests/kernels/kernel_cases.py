@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
+from aengine.kernels.arrays import INT4, INT8
 from aengine.kernels.cpu.library import Workspace, stored_dim
 from aengine.kernels.cpu.ops import KvPool
+
+PAGES = {8: INT8, 4: INT4}
+"""The dtypes of pages of integers, by bits."""
 
 
 @dataclass
@@ -22,7 +26,7 @@ class Case:
     pool: KvPool
     layout: StepLayout  # of the rows' last `lengths` tokens
     query: Tensor  # [T, heads, head_dim]
-    keys: list[Tensor]  # per row [s, kv heads, head_dim], as stored: rounded in int8 pages
+    keys: list[Tensor]  # per row [s, kv heads, head_dim], as stored: rounded in pages of integers
     values: list[Tensor]
     lengths: list[int]
 
@@ -37,12 +41,12 @@ def paged_case(
     page_size: int,
     dtype: torch.dtype,
     value_dim: int | None = None,
-    int8: bool = False,
+    bits: int = 0,
     seed: int = 0,
 ) -> Case:
     """`rows` are pairs of tokens before the step and tokens in it; decodes (one token) come first.
 
-    `int8`: the pages are, and `dtype` is that of queries, keys and values.
+    `bits`: of the integers of the pages, 8 or 4; 0: these are of `dtype`, as queries, keys and values are.
     """
     rows = sorted(rows, key=lambda row: row[1] != 1)
     torch.manual_seed(seed)
@@ -53,7 +57,7 @@ def paged_case(
     num_pages = 1 + len(rows) * per_row
     table = (1 + rng.permutation(num_pages - 1)).reshape(1, -1, per_row).astype(np.int32)
     widths = {"key_dim": head_dim, "value_dim": head_dim if value_dim is None else value_dim}
-    kv_dtype = torch.int8 if int8 else dtype
+    kv_dtype = PAGES[bits] if bits else dtype
     pool_size = {"layers_per_page": 2, "num_pages": num_pages, "page_size": page_size}
     pool = cpu_ops.pool_of_heads(kv_heads, *widths.values(), **pool_size, dtype=kv_dtype)
     poison(workspace, pool, heads, dtype)
@@ -62,8 +66,8 @@ def paged_case(
     total = everything.num_tokens
     keys, values = (torch.randn(total, kv_heads, width).to(dtype) for width in widths.values())
     write(workspace, pool, everything, heads, keys, values)
-    if int8:
-        keys, values = as_int8(keys), as_int8(values)
+    if bits:
+        keys, values = as_integers(keys, bits), as_integers(values, bits)
     layout = build_layout(indices, int((lengths == 1).sum()), starts, lengths, table, page_size)
     query = torch.randn(layout.num_tokens, heads, head_dim).to(dtype)
     sizes = (starts + lengths).tolist()
@@ -76,9 +80,9 @@ def write(workspace: Workspace, pool: KvPool, layout: StepLayout, heads: int, ke
     cpu_ops.write(workspace, queries, keys, values, pool, 1, layout)
 
 
-def as_int8(heads: Tensor) -> Tensor:
-    """What int8 pages hold of [..., width]: integers times a scale."""
-    return torch.mul(*cpu_reference.quantized(heads))
+def as_integers(heads: Tensor, bits: int) -> Tensor:
+    """What pages of so many bits hold of [..., width]: integers times a scale."""
+    return torch.mul(*cpu_reference.quantized(heads, 2 ** (bits - 1) - 1))
 
 
 def poison(workspace: Workspace, pool: KvPool, heads: int, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import Case, as_int8, paged_case, write
+from kernel_cases import PAGES, Case, as_integers, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
@@ -22,14 +22,14 @@ from aengine.kernels.cpu.ops import place_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]
-KINDS = [{"dtype": torch.float32}, {"dtype": torch.bfloat16}, {"dtype": torch.float32, "int8": True}]
+KINDS = [{"dtype": torch.float32}, {"dtype": torch.bfloat16}, *({"dtype": torch.float32, "bits": bits} for bits in PAGES)]
 HEAD_DIMS = [2, 8, 16, 24, 32, 48, 64, 80, 100, 112, 128, 256, 512]
 PAGE_SIZES = [1, 4, 16, 32, 48, 64]
 
 
 def float32_bounds(case: Case, atol: float = 5e-6) -> dict[str, float]:
     """Of the results of float32 queries. Over int8 pages queries are rounded to 15 bits, and softmax weights to as many of the largest."""
-    return {"rtol": 1e-5, "atol": 5e-4 if case.pool.c.element == PAGE_ELEMENTS[INT8] else atol}
+    return {"rtol": 1e-5, "atol": 5e-4 if case.pool.c.element >= PAGE_ELEMENTS[INT8] else atol}
 
 
 def check(case: Case, result: torch.Tensor, scale: float, window: int | None, soft_cap: float) -> None:
@@ -61,13 +61,13 @@ def check(case: Case, result: torch.Tensor, scale: float, window: int | None, so
     window=st.sampled_from([None, None, 1, 5, 16, 100, 300]),
     soft_cap=st.sampled_from([0.0, 0.0, 2.0]),
     dtype=st.sampled_from(DTYPES),
-    int8=st.booleans(),
+    bits=st.sampled_from([0, 8, 4]),
     threads=st.sampled_from([1, 2, 4, 7]),
 )
-def test_attention(kernels: CpuKernels, part, rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, int8, threads) -> None:
+def test_attention(kernels: CpuKernels, part, rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, bits, threads) -> None:
     workspace = Workspace(kernels, threads)
     shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim}
-    case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype, int8=int8, seed=len(rows))
+    case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype, bits=bits, seed=len(rows))
     scale = head_dim**-0.5
     result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=scale, window=window, soft_cap=soft_cap)
     check(case, result, scale, window, soft_cap)
@@ -193,12 +193,12 @@ def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, kind: di
     page_size=st.sampled_from(PAGE_SIZES),
     norm=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    int8=st.booleans(),
+    bits=st.sampled_from([0, 8, 4]),
     threads=st.sampled_from([1, 2, 7]),
 )
-def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim, page_size, norm, dtype, int8, threads) -> None:
+def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim, page_size, norm, dtype, bits, threads) -> None:
     """Queries are rotated in place; a query that sees one token only reads back the value, and scores read back the key."""
-    kv_dtype = torch.int8 if int8 else dtype
+    kv_dtype = PAGES[bits] if bits else dtype
     torch.manual_seed(count)
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
@@ -218,8 +218,8 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     torch.testing.assert_close(result[:, heads:-kv_heads].float(), cpu_reference.rotate(k, cos_sin, weights[1], 1e-6), **tolerance)
     assert torch.equal(result[:, -kv_heads:], v)
     read = cpu_ops.attention(workspace, q.contiguous(), pool, 1, layout, scale=1.0, window=1)
-    if int8:  # a different integer would be an error of 1/254 at least
-        torch.testing.assert_close(read, as_int8(v).to(dtype).repeat_interleave(group, dim=1), rtol=2.0**-7, atol=1e-6)
+    if bits:  # a different integer would be an error of 1/254 at least
+        torch.testing.assert_close(read, as_integers(v, bits).to(dtype).repeat_interleave(group, dim=1), rtol=2.0**-7, atol=1e-6)
     else:
         assert torch.equal(read, v.repeat_interleave(group, dim=1))
 
@@ -243,9 +243,10 @@ def test_keys_are_stored_at_their_slots(kernels: CpuKernels, kind: dict, page_si
     changed = dataclasses.replace(case.layout, slot_mapping=slots)
     keys, values = torch.randn(2, 21, 1, 32).to(kind["dtype"])
     write(workspace, case.pool, changed, 2, keys, values)
-    if "int8" in kind:
-        keys, values = as_int8(keys), as_int8(values)
-    reserved = page_size * 32 * (1 if "int8" in kind else kind["dtype"].itemsize)
+    bits = kind.get("bits", 0)
+    if bits:
+        keys, values = as_integers(keys, bits), as_integers(values, bits)
+    reserved = page_size * 32 * (bits or 8 * kind["dtype"].itemsize) // 8
     assert not any(memory[:reserved].any() for memory in case.pool._memory)  # page 0, where a slot of -1 might end up
     for stored, new in ((case.keys[0], keys), (case.values[0], values)):
         new[[0, 3, 20]] = stored[[0, 3, 20]]
@@ -282,12 +283,14 @@ def test_a_pool_costs_nothing_until_it_is_written() -> None:
     assert resident() - before < 16 << 20
 
 
-def test_the_bytes_of_int8_pages() -> None:
-    """A byte of each number, padded to 16, and two float32 scales."""
-    shape = {"page_size": 4, "num_kv_heads": 2, "key_dim": 40, "value_dim": 16, "dtype": torch.int8}
+@pytest.mark.parametrize("bits", PAGES)
+def test_the_bytes_of_pages_of_integers(bits: int) -> None:
+    """A byte, or a half, of each number, padded to 16, and two float32 scales."""
+    dtype = PAGES[bits]
+    shape = {"page_size": 4, "num_kv_heads": 2, "key_dim": 40, "value_dim": 16, "dtype": dtype}
     pool = cpu_ops.pool_of_heads(layers_per_page=3, num_pages=5, **shape)
-    assert sum(place_bytes(4, pool.parts, INT8)) == 4 * 2 * (48 + 16 + 8)
-    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * sum(place_bytes(4, pool.parts, INT8))
+    assert sum(place_bytes(4, pool.parts, dtype)) == 4 * 2 * ((48 + 16) * bits // 8 + 8)
+    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * sum(place_bytes(4, pool.parts, dtype))
 
 
 def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:
@@ -301,16 +304,17 @@ def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:
     assert (result.float() - expected).norm() <= 1.1 * (torchs.float() - expected).norm()
 
 
+@pytest.mark.parametrize(("bits", "least", "most"), [(8, 0.001, 0.012), (4, 0.02, 0.2)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_error_of_int8_pages(kernels: CpuKernels, dtype: torch.dtype) -> None:
-    """About 1 % of the results over normal keys and values: half of a step of 1/127 of the largest of 128 numbers."""
+def test_the_error_of_pages_of_integers(kernels: CpuKernels, dtype: torch.dtype, bits: int, least: float, most: float) -> None:
+    """About 1 % of the results over normal keys and values in 8 bits: half of a step of 1/127 of the largest of 128 numbers."""
     workspace = Workspace(kernels, 2)
     case, exact = (
-        paged_case(workspace, [(0, 300)], heads=4, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, int8=int8) for int8 in (True, False)
+        paged_case(workspace, [(0, 300)], heads=4, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, bits=each) for each in (bits, 0)
     )
     result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=128**-0.5, window=None)
     expected = cpu_reference.attention(exact.query, exact.keys, exact.values, exact.lengths, scale=128**-0.5, window=None, soft_cap=0.0)
-    assert 0.001 < (result.float() - expected).norm() / expected.norm() < 0.012
+    assert least < (result.float() - expected).norm() / expected.norm() < most
 
 
 def test_what_is_refused(kernels: CpuKernels) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError, ConfigError
-from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8
+from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8
 from aengine.kernels.cpu.compiler import (
     PREBUILT,
     KernelsUnavailableError,
@@ -41,7 +41,7 @@ CHANNELS = 32  # a multiple of those of a recurrent layer that its kernels read 
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS, MAX_HEAD_KINDS = 32, 4  # of a model's activations; of its layers of attention
 ELEMENTS = {BFLOAT16: 0, FLOAT32: 1}
-PAGE_ELEMENTS = {**ELEMENTS, INT8: 2}
+PAGE_ELEMENTS = {**ELEMENTS, INT8: 2, INT4: 3}
 KV_SCALE_BYTES = 8  # of a head of a token in int8 pages
 BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES, INT2_CODES, INT6_CODES = range(8)  # `Format`
 SCALE_KINDS = (BFLOAT16, FLOAT32, FLOAT16)  # by `ScaleKind`

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.kernels.arrays import FLOAT32, INT8, Array, data_address
+from aengine.kernels.arrays import FLOAT32, INT4, INT8, Array, data_address
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
@@ -264,7 +264,7 @@ class KvPool:
 
     def __init__(self, layers_per_page: int, num_pages: int, page_size: int, parts: PageParts, dtype: np.dtype[Any]) -> None:
         """`page_size` is in tokens, fastest if a multiple of 16; `dtype` is that of the model, bfloat16 or
-        float32; or int8: each head of a token is rounded to integers with scales of its own."""
+        float32; or int8 or int4: each head of a token is rounded to integers with scales of its own."""
         self.num_pages, self.parts = num_pages, parts
         of_place = place_bytes(page_size, parts, dtype)
         sizes = [num_pages * size for size in of_place]
@@ -317,7 +317,11 @@ def head_kind(heads: Heads) -> CHeadKind:
 
 def place_bytes(page_size: int, parts: PageParts, dtype: np.dtype[Any]) -> tuple[int, int]:
     """Bytes of a place of a page, of keys with their scales and of values."""
-    scales = KV_SCALE_BYTES if dtype == INT8 else 0
+    scales = KV_SCALE_BYTES if dtype in (INT8, INT4) else 0
     ends = [((part + 1) * page_size * heads.num_kv_heads, heads) for part, heads in parts]
-    keys = max(tokens * (stored_dim(heads.key_dim) * dtype.itemsize + scales) for tokens, heads in ends)
-    return keys, max(tokens * stored_dim(heads.value_dim) for tokens, heads in ends) * dtype.itemsize
+    keys = max(tokens * (_stored_bytes(heads.key_dim, dtype) + scales) for tokens, heads in ends)
+    return keys, max(tokens * _stored_bytes(heads.value_dim, dtype) for tokens, heads in ends)
+
+
+def _stored_bytes(dim: int, dtype: np.dtype[Any]) -> int:
+    return stored_dim(dim) // 2 if dtype == INT4 else stored_dim(dim) * dtype.itemsize

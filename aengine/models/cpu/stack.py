@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aengine.api.dataclass import dataclass
 from aengine.attention import StepLayout
 from aengine.cache import LayerGroups, layer_groups
-from aengine.kernels.arrays import INT8, Array, data_address
+from aengine.kernels.arrays import INT4, INT8, Array, data_address
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import (
     BLOCK,
@@ -365,7 +365,7 @@ class DecoderStack:
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
-        dtype = next((dtype for dtype in (self.dtype, INT8) if PAGE_ELEMENTS[dtype] == c.element), None)
+        dtype = next((dtype for dtype in (self.dtype, INT8, INT4) if PAGE_ELEMENTS[dtype] == c.element), None)
         shape = c.layers_per_page, c.key_page_bytes, c.value_page_bytes
         if dtype is None or shape != (self._groups.layers_per_page, *self._place_bytes(c.page_size, dtype)):
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")

@@ -16,8 +16,8 @@ using i16 = int16_t;
 using i32 = int32_t;
 using i64 = int64_t;
 
-// INT8 is of pages alone.
-enum ElementKind : i32 { BF16 = 0, F32 = 1, INT8 = 2 };
+// INT8 and INT4 are of pages alone.
+enum ElementKind : i32 { BF16 = 0, F32 = 1, INT8 = 2, INT4 = 3 };
 
 // What a packed matrix is made of. In every format a panel is 64 output columns, and one step of a panel is 64 words of 32 bits:
 // for each column two bf16, one float32, or four int8 that follow each other in the depth. The formats of codes have scales per group of the
@@ -361,7 +361,9 @@ constexpr i64 KV_SCALE_BYTES = 8;
 // is, for each KV head, blocks of 16 tokens: keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values
 // [16][value_dim] in float32. Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples
 // of 16; what a head does not fill is zero. INT8 is the bytes of integers in -127 .. 127, four in a word (see kv.h): a key ends with two
-// more words, the float32 scales that its integers and those of the value are to be multiplied with.
+// more words, the float32 scales that its integers and those of the value are to be multiplied with. INT4 is the same with two integers in
+// -7 .. 7 in a byte, each with 8 added: of a word of keys and the next one of the same token, of the values of a token at a depth and half
+// of `value_dim` beyond it; and where page_size is no multiple of 16, two that follow each other.
 struct Pool {
   void* const* keys;  // [layers_per_page]
   void* const* values;
@@ -370,8 +372,8 @@ struct Pool {
   i32 element;
 
   // Of a head of a token that is `dim` wide in the pages.
-  i64 key_bytes(i64 dim) const { return element == INT8 ? dim + KV_SCALE_BYTES : dim * (element == BF16 ? 2 : 4); }
-  i64 value_bytes(i64 dim) const { return dim * (element == INT8 ? 1 : element == BF16 ? 2 : 4); }
+  i64 key_bytes(i64 dim) const { return value_bytes(dim) + (element >= INT8 ? KV_SCALE_BYTES : 0); }
+  i64 value_bytes(i64 dim) const { return element == INT4 ? dim / 2 : dim * (element == INT8 ? 1 : element == BF16 ? 2 : 4); }
 };
 
 // How a token is drawn: `DRAW_PARAMS` of aengine/kernels/draw_params.py.

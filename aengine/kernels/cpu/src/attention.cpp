@@ -24,7 +24,9 @@ struct KvRun {
   i64 end;                       // token
   const u32* keys[RUN_BLOCKS];   // blocks beyond the last repeat it
   const u32* values[RUN_BLOCKS];
-  const u32* next[RUN_BLOCKS];   // what is read next, to be prefetched; null: nothing
+  const u32* ahead[RUN_BLOCKS];  // what is prefetched while keys are read, and while values are; null: nothing
+  const u32* next[RUN_BLOCKS];
+  int shift;                     // 1: these are blocks of halves
 };
 
 // scores[i][token - run.first] = query i . key, for all blocks of the run (undefined beyond). Of int8 pages without their scales.
@@ -33,16 +35,16 @@ AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, 
   constexpr int VECTORS = tile_vectors(ROWS);
   const i64 steps = dim / Dot::X_PER_WORD, width = run.end - run.first;
   for (i64 token = 0; token < width; token += VECTORS * LANES) {
-    const u32 *keys[VECTORS], *values[VECTORS];
+    const u32 *keys[VECTORS], *ahead[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
       const i64 at = token + j * LANES;  // below KV_RUN, which a tile's width divides
       keys[j] = run.keys[at / BLOCK] + at % BLOCK;
-      values[j] = run.values[at / BLOCK];
+      ahead[j] = run.ahead[at / BLOCK];
     }
     typename Dot::Sum sums[ROWS][VECTORS] = {};
     for (i64 step = 0; step < steps; step++) {
       if (prefetch) {
-        for (int j = 0; j < VECTORS; j += BLOCK / LANES) __builtin_prefetch(values[j] + step * BLOCK, 0, 2);
+        for (int j = 0; j < VECTORS; j += BLOCK / LANES) __builtin_prefetch(ahead[j] + (step * BLOCK >> run.shift), 0, 2);
       }
       for_each_part<Dot>([&](auto part) {
         decltype(Dot::template weights<part>(VecU{})) k[VECTORS];
@@ -74,7 +76,7 @@ AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64
     const i64 offset = token % BLOCK / Dot::X_PER_WORD * dim + d;
     const u32* words = run.values[token / BLOCK] + offset;
     if (prefetch && run.next[token / BLOCK]) {
-      for (int j = 0; j < VECTORS * LANES; j += BLOCK) __builtin_prefetch(run.next[token / BLOCK] + offset + j, 0, 2);
+      for (int j = 0; j < VECTORS * LANES; j += BLOCK) __builtin_prefetch(run.next[token / BLOCK] + ((offset + j) >> run.shift), 0, 2);
     }
     for_each_part<Dot>([&](auto part) {
       decltype(Dot::template weights<part>(VecU{})) v[VECTORS];
@@ -196,8 +198,12 @@ class TileAttention {
     return pages_.key_block(page_ids_[token / pages_.page_size], head, token % pages_.page_size);
   }
 
+  const u32* value_block(i64 token, i64 head) const {
+    return pages_.value_block(page_ids_[token / pages_.page_size], head, token % pages_.page_size);
+  }
+
   KvRun find_run(i64 first, i64 end, i64 next_head) const {
-    KvRun run = {first, end, {}, {}, {}};
+    KvRun run = {first, end, {}, {}, {}, {}, pages_.halves};
     const i64 blocks = ceil_div(end - first, BLOCK);
     if (!pages_.blocked()) {
       P *keys = gathered_, *values = gathered_ + KV_RUN * pages_.key_width();
@@ -207,20 +213,23 @@ class TileAttention {
         run.keys[b] = reinterpret_cast<const u32*>(keys + offset * pages_.key_width());
         run.values[b] = reinterpret_cast<const u32*>(values + offset * pages_.value_dim);
       }
-      return run;
+      if (!pages_.has_blocks()) return run;
     }
     const bool last = end == end_;
     const i64 next_first = last ? begin_ : end;
     const i64 next_blocks = last ? RUN_BLOCKS : ceil_div(smaller(end_ - end, KV_RUN), BLOCK);
     for (i64 b = 0; b < RUN_BLOCKS; b++) {
       const i64 at = first + smaller(b, blocks - 1) * BLOCK, next_at = next_first + b * BLOCK;
-      run.keys[b] = key_block(at, head_);
-      run.values[b] = pages_.value_block(page_ids_[at / pages_.page_size], head_, at % pages_.page_size);
-      if (last && next_head < 0) {
-        run.next[b] = upcoming_[b];
-      } else if (b < next_blocks && next_at < end_) {
-        run.next[b] = key_block(next_at, last ? next_head : head_);
+      const bool is_there = b < next_blocks && next_at < end_ && !(last && next_head < 0);
+      const u32* next_keys = last && next_head < 0 ? upcoming_[b] : is_there ? key_block(next_at, last ? next_head : head_) : nullptr;
+      if (pages_.halves) {  // what is multiplied is in the cache, as it was just gathered
+        run.ahead[b] = next_keys;
+        run.next[b] = is_there ? value_block(next_at, last ? next_head : head_) : nullptr;
+        continue;
       }
+      run.keys[b] = key_block(at, head_);
+      run.ahead[b] = run.values[b] = value_block(at, head_);
+      run.next[b] = next_keys;
       if (QUANTISED && run.next[b]) {
         __builtin_prefetch(pages_.key_scales(run.next[b]), 0, 2);
         __builtin_prefetch(pages_.value_scales(run.next[b]), 0, 2);
@@ -237,7 +246,7 @@ class TileAttention {
     const i64 parts = ceil_div(tile_.count, TILE_ROWS);
     for (i64 part = 0; part < parts; part++) {
       const i64 r0 = part * tile_.count / parts, rows = (part + 1) * tile_.count / parts - r0;
-      with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && pages_.blocked(), scores); });
+      with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && run.ahead[0], scores); });
       for (i64 i = 0; i < rows; i++) {
         const i64 r = r0 + i, high = smaller(seen(r), run.end);
         const float slope = op_.slopes ? op_.slopes[query_head(r)] : 0.f;
@@ -299,7 +308,7 @@ void attend_pages(const Member& member, const AttentionOp& op, const LayerPages<
     TileAttention<E, P> attention(op, pages, step, tile, gathered);
     if (task.partition >= 0 && !attention.sees(task.partition)) return;
     const u32* upcoming[RUN_BLOCKS] = {};
-    if (next_number >= 0 && pages.blocked()) {
+    if (next_number >= 0 && pages.has_blocks()) {
       const AttentionTask& next_task = plan.tasks[next_number / head_runs];
       TileAttention<E, P> next(op, pages, step, plan.tiles[next_task.tile], gathered);
       next.set_head(next_number % head_runs * plan.heads_per_task);

@@ -5,11 +5,11 @@
 
 namespace aengine {
 
-constexpr i64 MAX_KEY_DIM = 576, MAX_VALUE_DIM = 512;  // of a head
 constexpr i64 KV_RUN = 128;                            // tokens scored at a time
 
 // Bytes of scratch that each thread needs where pages are not blocked, for heads of these widths in them.
 inline i64 gathered_bytes(const Pool& pool, i64 key_dim, i64 value_dim) {
+  if (pool.element == INT4) return KV_RUN * (key_dim + KV_SCALE_BYTES + value_dim);  // as int8
   return KV_RUN * (pool.key_bytes(key_dim) + pool.value_bytes(value_dim));
 }
 

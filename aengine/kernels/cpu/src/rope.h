@@ -43,9 +43,10 @@ void write_padded(const LayerPages<i8>& pages, i64 slot, i64 head, const Attenti
   alignas(64) float wide[MAX_KEY_DIM];
   alignas(64) i8 integers[MAX_KEY_DIM + KV_SCALE_BYTES], value_integers[MAX_VALUE_DIM];
   load_padded(key, op.key_dim, wide);
-  const float key_scale = quantise_row<Int8Values>(wide, integers, pages.key_dim);
+  const float limit = pages.halves ? 7.f : INT8_MAX_VALUE;
+  const float key_scale = quantise_row<Int8Values>(wide, integers, pages.key_dim, limit);
   load_padded(value, op.value_dim, wide);
-  const float scales[] = {key_scale, quantise_row<Int8Values>(wide, value_integers, pages.value_dim)};
+  const float scales[] = {key_scale, quantise_row<Int8Values>(wide, value_integers, pages.value_dim, limit)};
   memcpy(integers + pages.key_dim, scales, sizeof scales);
   pages.write(slot, head, integers, value_integers);
 }

@@ -1,4 +1,4 @@
-"""A KV cache in int8: how near logits are to those of an exact cache, on both executors, and that they depend on the sequence alone."""
+"""A KV cache in int8 or int4: how near logits are to those of an exact cache, and that they depend on the sequence alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aengine.runner.contract import Device
 from aengine.runner.runner import build_executor
 from aengine.runner.setup import ExecutorSetup
 
-INT8 = {"kv_cache_dtype": "int8"}
+INT8, INT4 = {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "int4"}
 LEVEL_IS_TORCH = os.environ.get("AENGINE_CPU_LEVEL") == "torch"
 
 
@@ -80,6 +80,26 @@ def test_the_demo_models_greedy_tokens(demo: tuple[pathlib.Path, list[list[int]]
     assert sum(one == other for one, other in zip(*outputs, strict=True)) >= len(prompts) * 3 // 4
 
 
+@pytest.mark.skipif(LEVEL_IS_TORCH, reason="the kernels alone have pages of 4 bits")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_four_bits(demo: tuple[pathlib.Path, list[list[int]]], dtype: str) -> None:
+    """Within a fifth of the spread of the logits; the same bits whole, in chunks, over other pages, and alone; half of the memory."""
+    path, prompts = demo
+    exact = logits_after(path, prompts, dtype="float32")
+    whole = logits_after(path, prompts, **INT4, dtype=dtype)
+    assert 0.01 < error(whole, exact) < 0.2
+    for page_size in (4, 32):
+        assert torch.equal(logits_after(path, prompts, 7, page_size=page_size, **INT4, dtype=dtype), whole)
+    assert torch.equal(torch.cat([logits_after(path, [prompt], **INT4, dtype=dtype) for prompt in prompts[1:3]]), whole[1:3])
+    assert make_runner(path, **INT4).kv_bytes_per_token == 5 * 2 * (64 + 8)  # of int8: 5 * 2 * (128 + 8)
+
+
+@pytest.mark.parametrize("options", [{"attention_backend": "torch_native"}, {"model_impl": "transformers"}], ids=str)
+def test_four_bits_need_the_kernels(demo: tuple[pathlib.Path, list[list[int]]], options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype: 'int4' needs the CPU kernels and a native model"):
+        make_runner(demo[0], **INT4, **options)
+
+
 def save(family: str, path: pathlib.Path) -> transformers.PreTrainedModel:
     if family == "latent":
         config = {**TINY, **LATENT, "kv_lora_rank": 48, "first_k_dense_replace": 3}
@@ -105,6 +125,9 @@ def test_both_executors(family: str, tmp_path: pathlib.Path) -> None:
     if not LEVEL_IS_TORCH:
         assert torch.equal(logits_after(tmp_path, prompts, 7, page_size=4, **INT8), whole)
         assert torch.equal(torch.cat([logits_after(tmp_path, [prompt], **INT8) for prompt in prompts[1:3]]), whole[1:3])
+        few_bits = logits_after(tmp_path, prompts, **INT4)
+        assert 0.1 < error(few_bits, whole) < 1.5
+        assert torch.equal(logits_after(tmp_path, prompts, 7, page_size=4, **INT4), few_bits)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch_native"])
