@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from ahead_of_time import AheadOfTime
+from ahead_of_time import ONE_RELEASE_IN_CI, AheadOfTime
 from triton_mode import INTERPRETED
 
-pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA"),
+    ONE_RELEASE_IN_CI,
+    pytest.mark.slow,
+]
 
 _BACKEND = """
 import numpy as np, torch

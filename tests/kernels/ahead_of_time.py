@@ -15,7 +15,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytest
+
 OTHER_TRITON = "AENGINE_TEST_TRITON"
+ONE_RELEASE_IN_CI = pytest.mark.skipif(
+    "CI" in os.environ and OTHER_TRITON not in os.environ, reason="`make test-triton` runs it, with the oldest release that is supported"
+)
 _STACK_BYTES = 48  # a few values, which a compiler may put there outside of loops
 _SCRIPT = """
 import json, os, re, subprocess, sys, tempfile, traceback

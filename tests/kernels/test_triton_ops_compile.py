@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from ahead_of_time import AheadOfTime
+from ahead_of_time import ONE_RELEASE_IN_CI, AheadOfTime
 from quantized_cases import Kind
 from triton_mode import INTERPRETED
 
 from aengine.kernels.triton.code_products import FEW_COLUMNS, few_stages, shared_depth
 
-pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA"),
+    ONE_RELEASE_IN_CI,
+    pytest.mark.slow,
+]
 
 _LAYER_OPS = """
 import torch
