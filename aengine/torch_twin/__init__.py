@@ -88,10 +88,12 @@ class TorchTwin(torch.nn.Module):
         adapter. Requests that run go on with the KV that they have; those with an adapter that is published end before."""
         if self._adapter is not None:
             return self._llm.call(partial(self._publish_adapter, self._adapter))
-        held = {name: tensor.detach().to(self._dtype) for name, tensor in self.model.state_dict().items()}
+        tensors = self.model.state_dict()
         if self._stored_names.issuperset(name for name, _ in self.model.named_parameters()):
-            weights = {name: tensor for name, tensor in held.items() if name in self._stored_names}
+            # One after the other, so that no second set of them is in memory beside what the engine packs.
+            weights = ((name, tensor.to(self._dtype)) for name, tensor in tensors.items() if name in self._stored_names)
             return self._llm.call(lambda _: self._engine.update_weights(weights))
+        held = {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
         # Modules of experts have other names and shapes than a checkpoint, and Transformers knows how they are written there.
         with _shared_folder() as folder:
             cast(Any, self.model).save_pretrained(folder, state_dict=held)

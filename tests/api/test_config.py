@@ -46,7 +46,7 @@ POSITIVE = ("ageing_seconds", "step_timeout", "session_seconds")
 CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
-    "kv_cache_dtype": ("auto", "fp8", "int8"),
+    "kv_cache_dtype": ("auto", "fp8", "int8", "int4"),
     "quantization": ("none", "int8", "int4", "fp8"),
     "numerics": ("fast", "canonical", "batch_invariant"),
     "speculative": ("off", "ngram", "draft", "eagle", "mtp", "auto"),
