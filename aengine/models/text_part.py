@@ -91,9 +91,11 @@ def read_config(model: pathlib.Path) -> tuple[dict[str, Any], ConfigSource]:
     ModelLoadError."""
     if is_gguf(model):
         return read_gguf(model)
-    config, of_modelopt = read_json(model / "config.json"), model / "hf_quant_config.json"
+    config, of_modelopt, of_quanto = read_json(model / "config.json"), model / "hf_quant_config.json", model / "quanto_qmap.json"
     if not config.get("quantization_config") and of_modelopt.is_file():  # where older versions of ModelOpt wrote it
         config["quantization_config"] = {"quant_method": "modelopt", **(read_json(of_modelopt).get("quantization") or {})}
+    if not config.get("quantization_config") and of_quanto.is_file():
+        config["quantization_config"] = {"quant_method": "quanto", "modules": read_json(of_quanto)}
     return config, CONFIG_JSON
 
 

@@ -294,6 +294,75 @@ def modelopt_fp8() -> Layout:
     return Layout({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*mlp.gate"]}, write)
 
 
+def in_parts(codes: Tensor, bits: int, *, first_is_high: bool) -> Tensor:
+    """[n, size] codes in bytes, or 3 bits of them in int32: of the first part of the rows, then of the next one, and so on."""
+    parts = 10 if bits == 3 else 8 // bits
+    count = -(-len(codes) // parts)
+    padded = torch.cat([codes, codes.new_zeros(count * parts - len(codes), codes.shape[1])]).reshape(parts, count, -1).long()
+    places = [bits * (parts - 1 - part if first_is_high else part) for part in range(parts)]
+    return sum(one << place for one, place in zip(padded, places, strict=True)).to(torch.int32 if bits == 3 else torch.uint8)
+
+
+def hqq(bits: int, size: int) -> Layout:
+    """Zero points are no integers. Its tensors repeat the settings, of which one is here."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = grouped(weight, bits, size, symmetric=False)
+        scales, zeros = found.scales.float(), found.zeros + 0.3
+        matrix = (found.codes - zeros.repeat_interleave(size, 1)) * scales.repeat_interleave(size, 1)
+        codes = in_parts(found.codes.reshape(-1, size), bits, first_is_high=True)
+        return {".W_q": codes, ".scale": scales.reshape(-1, 1), ".zero": zeros.reshape(-1, 1), ".axis": torch.tensor(1)}, matrix
+
+    params = {"weight_quant_params": {"nbits": bits, "group_size": size, "axis": 1}, "scale_quant_params": None, "zero_quant_params": None}
+    return Layout({"quant_method": "hqq", "quant_config": params, "skip_modules": ["lm_head", "mlp.gate"]}, write)
+
+
+def torchao(kind: str, write: Callable[[Tensor], tuple[Tensors, Tensor]], **data: Any) -> Layout:
+    def renamed(weight: Tensor) -> tuple[Tensors, Tensor]:
+        tensors, matrix = write(weight)
+        names = {".weight": "._weight_qdata", ".weight_scale": "._weight_scale", ".weight_zero_point": "._weight_zero_point"}
+        return {names[name]: tensor for name, tensor in tensors.items() if name in names}, matrix
+
+    described = {"_type": kind, "_version": 2, "_data": data}
+    left = ["lm_head", "mlp.gate"]
+    return Layout({"quant_method": "torchao", "quant_type": {"default": described}, "modules_to_not_convert": left}, renamed)
+
+
+def torchao_intx(bits: int, size: int) -> Layout:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found, half = grouped(weight, bits, size, symmetric=False), 1 << (bits - 1)
+        codes, zeros = ((each - half).to(torch.int8) for each in (found.codes, found.zeros))
+        return {".weight": codes, ".weight_scale": found.scales, ".weight_zero_point": zeros}, found.matrix
+
+    granularity = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": size}}
+    of_weights = {"_type": "torch.dtype", "_data": f"int{bits}"}
+    packing = {"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"}
+    return torchao("IntxWeightOnlyConfig", write, granularity=granularity, weight_dtype=of_weights, intx_packing_format=packing)
+
+
+def quanto(kind: str, *modules: str) -> Layout:
+    """Of these modules."""
+    bits = int(kind.removeprefix("qint")) if "qint" in kind else 8
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        columns = weight.shape[1]
+        if kind == "qfloat8":
+            codes, scales, matrix = float8(weight, (1, columns))
+            return {".weight._data": codes, ".weight._scale": scales, ".input_scale": torch.ones(())}, matrix
+        if kind == "qint8":
+            found = grouped(weight, 8, columns, symmetric=True)
+            return {".weight._data": (found.codes - 128).to(torch.int8), ".weight._scale": found.scales}, found.matrix
+        size = next((size for size in (128, 96, 64, 32) if columns > 128 and columns % size == 0), columns)
+        found = grouped(weight, bits, size, symmetric=False)
+        scales = found.scales.float()
+        shifts = scales * found.zeros
+        matrix = found.codes * scales.repeat_interleave(size, 1) - shifts.repeat_interleave(size, 1)
+        codes = in_parts(found.codes.reshape(-1, size), bits, first_is_high=False)
+        return {".weight._data._data": codes, ".weight._scale": scales.view(-1, 1), ".weight._shift": shifts.view(-1, 1)}, matrix
+
+    return Layout({"quant_method": "quanto", "modules": {name: {"weights": kind, "activations": "none"} for name in modules}}, write)
+
+
 _TENSOR_GROUP = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*mlp.gate"]}
 FEW_BITS: dict[str, Layout] = {
@@ -312,6 +381,18 @@ FEW_BITS: dict[str, Layout] = {
     "mlx 5, 6 bits": mlx(5, 32),
     "mlx 6, 6 bits": mlx(6, 32),
     "mlx 8 bits": mlx(8, 32),
+    "hqq 2 bits": hqq(2, 32),
+    "hqq 3 bits": hqq(3, 32),
+    "hqq 4 bits": hqq(4, 32),
+    "hqq 8 bits": hqq(8, 32),
+    "torchao, int8": torchao("Int8WeightOnlyConfig", int_quantized("channel").write, granularity={"_type": "PerRow", "_data": {"dim": -1}}),
+    "torchao, float8": torchao(
+        "Float8DynamicActivationFloat8WeightConfig",
+        float_quantized("channel").write,
+        granularity=[{"_type": "PerTensor"}, {"_type": "PerRow"}],
+    ),
+    "torchao 4 bits": torchao_intx(4, 32),
+    "torchao 3 bits": torchao_intx(3, 32),
     "auto-round 3 bits": auto_round("auto_round:auto_gptq", gptq(3, 32, symmetric=False)),
 }
 """Their words hold 16 or 32 rows, or their groups 16 columns."""

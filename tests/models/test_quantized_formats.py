@@ -16,8 +16,8 @@ import pytest
 import torch
 import transformers
 from family_cases import TINY, randomize
-from quantized_layouts import FEW_BITS, LAYOUTS, Layout, Tensors, gptq, mlx, mxfp4, pack_quantized
-from quantized_models import MODELS, check_logits, plain, random_model, rewrite, rows_of
+from quantized_layouts import FEW_BITS, LAYOUTS, Layout, Tensors, gptq, mlx, mxfp4, pack_quantized, quanto
+from quantized_models import LEFT_ALONE, MODELS, check_logits, plain, random_model, rewrite, rows_of
 from row_tensors import dequantized
 from safetensors.torch import load_file, save_file
 from test_weights import CPU
@@ -66,9 +66,33 @@ def test_rows(name: str, shape: tuple[int, int]) -> None:
     assert rows.shape == shape
     few = rows.codes.dtype == np.uint8 and rows.codes.max() < 16
     assert rows.bits == kept_bits(name, 4 if few else 8)
-    torch.testing.assert_close(dequantized(rows), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(dequantized(rows), expected, rtol=1e-6, atol=2e-7)
     some = np.array([3, 0, 7])
     assert torch.equal(dequantized(rows[some]), dequantized(rows)[some])
+
+
+@pytest.mark.parametrize("shape", [(32, 96), (16, 256), (12, 160), (8, 192)])
+@pytest.mark.parametrize("kind", ["qint2", "qint4", "qint8", "qfloat8"])
+def test_rows_of_quanto(kind: str, shape: tuple[int, int]) -> None:
+    layout = quanto(kind, "model.layers.0.mlp.experts.0.up_proj")
+    tensors, expected = layout.write(torch.randn(shape, generator=torch.Generator().manual_seed(2)))
+    rows = rows_of(layout.config, tensors, shape)
+    assert rows.bits == int(kind[-1])
+    torch.testing.assert_close(dequantized(rows), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_of_quanto(tmp_path: pathlib.Path, models) -> None:
+    """A file of its own says which modules are quantised."""
+    source = models("qwen3_moe")
+    names = [name.removesuffix(".weight") for name, tensor in load_file(source / "model.safetensors").items() if tensor.dim() == 2]
+    layout = quanto("qint4", *(name for name in names if not any(word in f"{name}." for word in LEFT_ALONE)))
+    meant = rewrite(source, tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    described = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "quanto_qmap.json").write_text(json.dumps(described["modules"]))
+    assert packed(tmp_path).linears["layers.0.qkv"].c.format == INT4_CODES
+    check_logits(plain(source, tmp_path, meant), tmp_path, "auto")
 
 
 def test_blocks_of_nf4_may_end_within_rows() -> None:

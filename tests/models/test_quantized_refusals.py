@@ -291,6 +291,18 @@ def test_other_settings_for_some_modules(tmp_path: pathlib.Path) -> None:
 
 
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+
+
+def hqq(*, scale: object = None, **params: object) -> dict[str, object]:
+    weights = {"nbits": 4, "group_size": 64, "axis": 1, **params}
+    settings = {"weight_quant_params": weights, "scale_quant_params": scale, "zero_quant_params": None}
+    return {"quant_method": "hqq", "quant_config": settings}
+
+
+def torchao(kind: str, **data: object) -> dict[str, object]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": data}}}
+
+
 CONFIGS = [
     (
         {"quant_method": "quip"},
@@ -304,6 +316,16 @@ CONFIGS = [
     ({**gptq(4, 32).config, "dynamic": {"+:(": {}}}, r"'\(\?:\(\)\.\*', which is not a regular expression"),
     ({**LAYOUTS["awq"].config, "version": "gemv"}, "version 'gemv' .* supported are gemm"),
     ({**LAYOUTS["awq"].config, "bits": 8}, "bits 8 .* supported are 4"),
+    (hqq(axis=0), "axis 0 .* supported are 1"),
+    (hqq(nbits=5), "nbits 5 .* supported are 2, 3, 4, 8"),
+    (hqq(scale={"nbits": 8}), "scale_quant_params {'nbits': 8} .* supported are None"),
+    ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "quant_type 'int4_weight_only' .* of a version of torchao that is not"),
+    (torchao("Int4WeightOnlyConfig"), "_type 'Int4WeightOnlyConfig' .* supported are Int8WeightOnlyConfig"),
+    (torchao("IntxWeightOnlyConfig", intx_packing_format={"_data": "OPAQUE_ATEN_AUTO"}), "_data 'OPAQUE_ATEN_AUTO' .* UNPACKED_TO_INT8"),
+    (
+        {"quant_method": "quanto", "modules": {"a": {"weights": "qfloat8_e5m2"}}},
+        "weights 'qfloat8_e5m2' .* supported are qint4, qint2, qint8",
+    ),
     ({**LAYOUTS["awq"].config, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert 'lm_head' .* not a list of names"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size \[128\] .* not a list of two positive integers"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' .* supported are e4m3"),

@@ -1,8 +1,9 @@
-"""Formats with a matrix of codes in the shape of the weight: FP8, W8A8 and W4A8 of compressed-tensors, and int8 of bitsandbytes.
+"""Formats with a matrix of codes in the shape of the weight: FP8, W8A8 and W4A8 of compressed-tensors, and those of bitsandbytes, torchao
+and Quanto.
 
 The quantization_config of compressed-tensors (llm-compressor): groups of modules, each with the format of its weights.
 
-Formats with codes packed in 32-bit words: GPTQ, AWQ, and pack-quantized of compressed-tensors.
+Formats with codes packed in 32-bit words: GPTQ, AWQ, and pack-quantized of compressed-tensors; in bytes: HQQ and Quanto.
 
 Formats with 4-bit codes whose numbers stand in a table: MXFP4, and nf4 of bitsandbytes.
 """
@@ -56,9 +57,11 @@ class PlainCodes(Scheme):
     scale: str = ".weight_scale"
     other_scale: str | None = None  # what some checkpoints call the scales
     unit: float = 1.0  # of the scales
-    bits: int = 8  # 4: each number of int8 is from -8 to 7
-    symmetric: bool = True
+    bits: int = 8  # with fewer numbers of int8 are as large as those have: with 4 from -8 to 7
+    symmetric: bool = True  # zero points are 0 where none are stored
     not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale")
+    codes: str = ".weight"
+    zeros: str = ".weight_zero_point"
 
     def scale_columns(self) -> int | None:
         return self.block_columns
@@ -72,11 +75,11 @@ class PlainCodes(Scheme):
         if blocks == (1, 1):
             shapes += ((),)
         found = {
-            ".weight": Stored((shape,), (self.dtype,)),
+            self.codes: Stored((shape,), (self.dtype,)),
             self.scale: Stored(shapes, (*SCALES, "float8_e8m0fnu"), other_name=self.other_scale),
         }
-        if not self.symmetric:
-            found[".weight_zero_point"] = Stored(shapes, ("int8",))
+        if self.dtype == "int8":
+            found[self.zeros] = Stored(shapes, ("int8",), optional=self.symmetric)
         return found | {name: Stored((), (), optional=True) for name in self.not_read}
 
     def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
@@ -89,13 +92,14 @@ class PlainCodes(Scheme):
             return np.repeat(by_block, high, 0)[:rows]
 
         scales = by_row(tensors[self.scale]) * self.unit
-        zeros = None if self.symmetric else by_row(tensors[".weight_zero_point"])
-        codes = tensors[".weight"]
+        zeros = by_row(tensors[self.zeros]) if self.zeros in tensors and bool(tensors[self.zeros].any()) else None
+        codes = tensors[self.codes]
         if self.bits == 8:
             return QuantizedRows(codes, scales, wide, 8, None if zeros is None else -scales * zeros)
-        if bool(((codes < -8) | (codes > 7)).any()):
-            raise ValueError(".weight has numbers that are not from -8 to 7")
-        return integer_rows((codes + np.int8(8)).view(np.uint8), None if zeros is None else zeros + 8, scales, 4, wide)
+        half = 1 << (self.bits - 1)
+        if bool(((codes < -half) | (codes >= half)).any()):
+            raise ValueError(f"{self.codes} has numbers that are not from {-half} to {half - 1}")
+        return integer_rows((codes + np.int8(half)).view(np.uint8), None if zeros is None else zeros + half, scales, self.bits, wide)
 
 
 _DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
@@ -286,6 +290,76 @@ class Mlx(Scheme):
 
 
 _BYTES = ("uint8",)
+
+
+@dataclass(frozen=True, slots=True)
+class Hqq(Scheme):
+    """The format of HQQ (Badri and Shaji, 2023) with groups along rows, value = (code - zero) * scale: the matrix is cut into rows of a
+    group each, of which those of the first part are in the highest bits of a byte, or with 3 bits of a word, and so on."""
+
+    bits: int
+    group_size: int | None
+
+    def scale_columns(self) -> int | None:
+        return self.group_size
+
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        rows, columns = matrix(shape)
+        groups = rows * num_groups(columns, self.group_size)
+        parts = 10 if self.bits == 3 else 8 // self.bits
+        if self.bits != 3 and groups % parts:
+            raise ValueError(f"{groups} groups of {self.bits} bits do not fill bytes")
+        numbers = Stored(((groups, 1),), SCALES)
+        codes = Stored(((math.ceil(groups / parts), self.group_size or columns),), _WORDS if self.bits == 3 else _BYTES)
+        return {".W_q": codes, ".scale": numbers, ".zero": numbers} | {name: Stored((), (), optional=True) for name in _HQQ_SETTINGS}
+
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
+        rows, columns = shape
+        scales, zeros = (np.ascontiguousarray(tensors[name], np.float32).reshape(rows, -1) for name in (".scale", ".zero"))
+        top = 27 if self.bits == 3 else 8 - self.bits
+        parts = [tensors[".W_q"] >> shift & (1 << self.bits) - 1 for shift in range(top, -1, -self.bits)]
+        codes = np.concatenate(parts).reshape(-1)[: rows * columns].astype(np.uint8).reshape(rows, columns)
+        return QuantizedRows(codes, scales, self.group_size or columns, kept_bits(self.bits), -zeros * scales)
+
+
+_HQQ_SETTINGS = (  # that its checkpoints repeat for each module
+    *(".nbits", ".group_size", ".shape", ".axis", ".packing", ".unpack_view_dtype", ".view_as_float", ".quant_scale", ".quant_zero"),
+    *(".compute_dtype", ".offload_meta", ".encoded_state_dict", ".stores_quant_config", ".channel_wise", ".optimize", ".round_zero"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quanto(Scheme):
+    """The formats qint4 and qint2 of Optimum Quanto, value = code * scale - shift: the matrix is cut into rows of a group each, of which
+    those of the first half or quarter are in the lowest bits of a byte, and so on."""
+
+    bits: int
+
+    def scale_columns(self) -> int:
+        return 128
+
+    def group_size(self, columns: int) -> int:
+        """That which Quanto chooses, since nothing says it: of the sizes that divide the columns the largest; else all of them."""
+        return next((size for size in (128, 96, 64, 32) if columns > 128 and columns % size == 0), columns)
+
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        rows, columns = matrix(shape)
+        size = self.group_size(columns)
+        groups = rows * columns // size
+        numbers = Stored(((groups, 1),), SCALES)
+        found = {".weight._data._data": Stored(((math.ceil(groups * self.bits / 8), size),), _BYTES)}
+        return found | dict.fromkeys((".weight._scale", ".weight._shift"), numbers) | _OF_ACTIVATIONS
+
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
+        rows, columns = shape
+        scales, shifts = (np.ascontiguousarray(tensors[f".weight.{name}"], np.float32).reshape(rows, -1) for name in ("_scale", "_shift"))
+        packed = tensors[".weight._data._data"]
+        parts = [packed >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
+        codes = np.concatenate(parts).reshape(-1)[: rows * columns].reshape(rows, columns)
+        return QuantizedRows(codes, scales, self.group_size(columns), self.bits, -shifts)
+
+
+_OF_ACTIVATIONS = {name: Stored((), (), optional=True) for name in (".input_scale", ".output_scale")}
 _HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _E2M1 = np.array([*_HALF, *(-number for number in _HALF)], np.float32)
 

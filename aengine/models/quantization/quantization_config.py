@@ -14,7 +14,7 @@ from typing import Any
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
-from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mlx, Mxfp4, Nvfp4, PlainCodes
+from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Hqq, Mlx, Mxfp4, Nvfp4, PlainCodes, Quanto
 from aengine.models.quantization.packed import read_rules as _compressed_tensors
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Expression, Rule, Scheme, block_sizes, names_of, one_of, share_work
 from aengine.models.text_part import read_text_config
@@ -150,6 +150,79 @@ def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
     return (*_not_converted(reader), Rule(LINEAR, BitsAndBytes4(kind, reader.flag("bnb_4bit_use_double_quant"))))
 
 
+def _hqq(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Read the rules of HQQ: settings for all modules, or by the ends of their names."""
+
+    def scheme(part: ConfigReader) -> Hqq:
+        for name in ("scale_quant_params", "zero_quant_params"):
+            one_of(part, name, None)
+        weights = ConfigReader(part.part("weight_quant_params").config, {"axis": 1})
+        one_of(weights, "axis", 1)
+        return Hqq(one_of(weights, "nbits", 2, 3, 4, 8), None if weights.get("group_size") is None else weights.positive("group_size"))
+
+    settings = reader.part("quant_config")
+    left = [Rule(Expression(rf"(?:.*\.)?{re.escape(name)}(?:\..*)?"), None) for name in names_of(reader, "skip_modules")]
+    if "weight_quant_params" in settings.config:
+        return (*left, Rule(LINEAR, scheme(settings)))
+    return (*left, *(Rule(Expression(rf"(?:.*\.)?{re.escape(name)}"), scheme(settings.part(name))) for name in settings.config))
+
+
+def _torchao(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Read the rules of torchao, whose configs are objects of a type and its data; one of them has others by names of modules."""
+    if not isinstance(reader.get("quant_type"), dict):
+        raise ModelLoadError(f"quant_type {reader.get('quant_type')!r} in quantization_config is of a version of torchao that is not read")
+    default = reader.part("quant_type").part("default")
+    rules = _not_converted(reader)
+    if default.get("_type") in ("FqnToConfig", "ModuleFqnToConfig"):
+        data = default.part("_data")
+        by_name = data.part("fqn_to_config" if data.get("fqn_to_config") else "module_fqn_to_config")
+        for name in sorted(by_name.config, key=lambda name: (name == "_default", name.startswith("re:"))):  # names decide first
+            found = None if by_name.get(name) is None else _torchao_scheme(by_name.part(name))
+            of_module = name.removesuffix(".weight")
+            rules.append(Rule(Expression(name[3:]) if name.startswith("re:") else LINEAR if name == "_default" else of_module, found))
+        return tuple(rules)
+    scheme = _torchao_scheme(default)
+    return (*rules, Rule(LINEAR, scheme), *([Rule(EMBEDDING, scheme)] if reader.flag("include_input_output_embeddings") else []))
+
+
+def _torchao_scheme(config: ConfigReader) -> PlainCodes:
+    """One of numbers of int8 or float8; others pack theirs for the kernels of one device."""
+    kind, data = one_of(config, "_type", *_TORCHAO), config.part("_data")
+    bits = 8
+    if "Intx" in kind:
+        one_of(data.part("intx_packing_format"), "_data", "UNPACKED_TO_INT8", fallback="UNPACKED_TO_INT8")
+        bits = int(one_of(data.part("weight_dtype"), "_data", *(f"int{each}" for each in (2, 3, 4, 5, 6, 8)))[3:])
+    granularity = data.get("weight_granularity") or data.get("granularity")
+    of_weights = granularity[-1] if isinstance(granularity, list) and granularity else granularity or {}
+    part = ConfigReader(of_weights, {"_type": "PerRow"})
+    rows: int | None = 1
+    columns: int | None = None
+    match one_of(part, "_type", "PerRow", "PerAxis", "PerTensor", "PerGroup", "PerBlock"):
+        case "PerTensor":
+            rows = None
+        case "PerGroup":
+            columns = part.part("_data").positive("group_size")
+        case "PerBlock":
+            rows, columns = block_sizes(part.part("_data"), "block_size")
+    dtype = "float8_e4m3fn" if "Float8" in kind else "int8"
+    return PlainCodes(dtype, rows, columns, "._weight_scale", bits=bits, not_read=(), codes="._weight_qdata", zeros="._weight_zero_point")
+
+
+_TORCHAO = (
+    *("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"),
+    *("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"),
+)
+
+
+def _quanto(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Read the map of modules that Optimum Quanto writes."""
+    integers = PlainCodes("int8", 1, None, ".weight._scale", codes=".weight._data")
+    float8 = replace(integers, dtype="float8_e4m3fn")
+    schemes = {"qint4": Quanto(4), "qint2": Quanto(2), "qint8": integers, "qfloat8": float8, "qfloat8_e4m3fn": float8}
+    modules = reader.part("modules")
+    return tuple(Rule(name, schemes[one_of(modules.part(name), "weights", *schemes)]) for name in modules.config)
+
+
 _METHODS: Mapping[str, Any] = {
     "compressed-tensors": ({}, _compressed_tensors),
     "gptq": ({"checkpoint_format": "gptq"}, _gptq),
@@ -160,6 +233,9 @@ _METHODS: Mapping[str, Any] = {
     "modelopt": ({}, _modelopt),
     "mlx": ({"mode": "affine"}, _mlx),
     "gguf": ({}, lambda reader: (Rule(LINEAR, None),)),  # each tensor of a GGUF file has its own type
+    "hqq": ({}, _hqq),
+    "torchao": ({}, _torchao),
+    "quanto": ({}, _quanto),
     "bitsandbytes": ({"bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "uint8"}, _bitsandbytes),
 }
 """quant_method -> the values of absent keys, and the rules."""
