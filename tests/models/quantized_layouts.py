@@ -6,6 +6,7 @@ Written without the code under test, in the plainest way.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,21 @@ def int_quantized_4(size: int, *, symmetric: bool = True) -> Layout:
         return tensors, found.matrix
 
     return Layout(compressed("int-quantized", num_bits=4, type="int", symmetric=symmetric, strategy="group", group_size=size), write)
+
+
+def awq_gemv(size: int) -> Layout:
+    """Zeros in 1, 2 or 4 times as many words as their groups need, in whole multiples of those, and as many scales."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = grouped(weight, 4, size, symmetric=False)
+        multiple = {64: 2, 32: 4}.get(size, 1)
+        width = math.ceil(math.ceil(weight.shape[1] // size / 8) / multiple) * multiple
+        zeros, scales = (torch.zeros(len(weight), 8 * width, dtype=each.dtype) for each in (found.zeros, found.scales))
+        for whole, part in ((zeros, found.zeros), (scales, found.scales)):
+            whole[:, : part.shape[1]] = part
+        return {".qweight": packed(found.codes, 4), ".qzeros": packed(zeros, 4), ".scales": scales}, found.matrix
+
+    return Layout({"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemv"}, write)
 
 
 def auto_round(packing: str, layout: Layout, **config: Any) -> Layout:
@@ -419,6 +435,7 @@ LAYOUTS: dict[str, Layout] = {
     "gptq 8 bits, whole rows": gptq(8, -1, symmetric=False),
     "gptq version 2": gptq(4, 32, symmetric=False, version=2),
     "awq": awq(32),
+    "awq gemv": awq_gemv(32),
     "auto-round as gptq": auto_round("auto_round:auto_gptq", gptq(4, 32, symmetric=False)),
     "auto-round": auto_round("auto_round", gptq(4, 32, symmetric=False, version=2)),
     "auto-round as awq": auto_round("auto_round:auto_awq", awq(32)),

@@ -314,7 +314,7 @@ CONFIGS = [
     ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size 0 in config.json is not a positive integer"),
     ({**gptq(4, 32).config, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin' .* supported are gptq, gptq_v2"),
     ({**gptq(4, 32).config, "dynamic": {"+:(": {}}}, r"'\(\?:\(\)\.\*', which is not a regular expression"),
-    ({**LAYOUTS["awq"].config, "version": "gemv"}, "version 'gemv' .* supported are gemm"),
+    ({**LAYOUTS["awq"].config, "version": "gemv_fast"}, "version 'gemv_fast' .* supported are gemm"),
     ({**LAYOUTS["awq"].config, "bits": 8}, "bits 8 .* supported are 4"),
     (hqq(axis=0), "axis 0 .* supported are 1"),
     (hqq(nbits=5), "nbits 5 .* supported are 2, 3, 4, 8"),

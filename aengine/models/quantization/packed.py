@@ -1,45 +1,30 @@
-"""Formats with a matrix of codes in the shape of the weight: FP8, W8A8 and W4A8 of compressed-tensors, and those of bitsandbytes, torchao
-and Quanto.
-
-The quantization_config of compressed-tensors (llm-compressor): groups of modules, each with the format of its weights.
-
-Formats with codes packed in 32-bit words: GPTQ, AWQ, and pack-quantized of compressed-tensors; in bytes: HQQ and Quanto.
-
-Formats with 4-bit codes whose numbers stand in a table: MXFP4, and nf4 of bitsandbytes.
-"""
+"""How formats store their codes: in the shape of the weight (compressed-tensors' FP8, W8A8 and W4A8; bitsandbytes' int8, torchao, Quanto),
+packed in words (GPTQ, AWQ, MLX, pack-quantized) or bytes (HQQ, Quanto), or as numbers of a table (MXFP4, NVFP4, nf4)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from aengine.api.dataclass import dataclass
-from aengine.api.errors import ModelLoadError
 from aengine.kernels.arrays import Array
 from aengine.kernels.quantized import QuantizedRows
-from aengine.models.config.reader import ConfigReader, is_number
+from aengine.models.config.reader import is_number
 from aengine.models.quantization.scheme import (
-    EMBEDDING,
-    LINEAR,
     SCALES,
-    Expression,
-    Rule,
     Scheme,
     Shape,
     Stored,
-    block_sizes,
     column_order,
     integer_rows,
     kept_bits,
     matrix,
-    names_of,
     num_groups,
     num_words,
-    one_of,
     unpacked,
 )
 
@@ -102,66 +87,6 @@ class PlainCodes(Scheme):
         return integer_rows((codes + np.int8(half)).view(np.uint8), None if zeros is None else zeros + half, scales, self.bits, wide)
 
 
-_DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
-_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-_DTYPES = {("int", 4): "int8", ("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
-
-
-def read_rules(reader: ConfigReader) -> tuple[Rule, ...]:
-    """None if the KV cache alone is quantised. Raises ModelLoadError."""
-    _check_kv_cache(reader.part("kv_cache_scheme").config)
-    if reader.part("sparsity_config").get("format", "dense") != "dense" or reader.part("transform_config").get("config_groups"):
-        raise ModelLoadError("quantization_config with a sparsity_config or transform_config is not supported")
-    rules: list[Rule] = []
-    groups = reader.part("config_groups")
-    for name in groups.config:
-        group = groups.part(name)
-        scheme = _scheme(name, group, group.get("format", reader.get("format")))
-        rules += [Rule(target, scheme) for target in _targets(group, "targets")]
-    # Names decide before regular expressions, and those before kinds of modules.
-    rules.sort(key=lambda rule: 2 if rule.target in (LINEAR, EMBEDDING) else not isinstance(rule.target, str))
-    return (*(Rule(target, None) for target in _targets(reader, "ignore")), *rules) if rules else ()
-
-
-def _check_kv_cache(scheme: Mapping[str, Any]) -> None:
-    described = (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor"), bool(scheme.get("dynamic")))
-    if scheme and described != ("float", 8, "tensor", False):
-        raise ModelLoadError(f"kv_cache_scheme {scheme} is not supported; supported are 8-bit floats with one stored scale per layer")
-
-
-def _targets(reader: ConfigReader, key: str) -> list[str | Expression]:
-    return [Expression(f"(?:{name[3:]}).*") if name.startswith("re:") else name for name in names_of(reader, key)]
-
-
-def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
-    if group.get("weights") is None:
-        return None
-    weights = ConfigReader(group.part("weights").config, _DEFAULTS)
-    kind, bits, symmetric = one_of(weights, "type", "int", "float"), weights.positive("num_bits"), weights.flag("symmetric")
-    strategy = one_of(weights, "strategy", *_STRATEGIES, fallback="tensor" if weights.get("group_size") is None else "group")
-    one_of(weights, "dynamic", False)
-    rows, columns = None if strategy == "tensor" else 1, None
-    if strategy in ("group", "tensor_group"):
-        columns = weights.positive("group_size")
-    elif strategy == "block":
-        rows, columns = block_sizes(weights, "block_structure")
-    dtype, four = _DTYPES.get((kind, bits)), (kind, bits, rows, columns, symmetric)
-    if strategy == "tensor_group":
-        if stored == "nvfp4-pack-quantized" and four == ("float", 4, 1, 16, True):
-            return Nvfp4(".weight_packed", ".weight_global_scale", divides=True)
-    elif stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
-        return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
-    elif stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
-        return PlainCodes(dtype, rows, columns, bits=bits, symmetric=symmetric)
-    elif stored == "mxfp4-pack-quantized" and four == ("float", 4, 1, 32, True):
-        return Mxfp4(".weight_packed", ".weight_scale")
-    raise ModelLoadError(
-        f"{name} of quantization_config is not supported: format {stored!r} with weights of type {kind!r}, num_bits {bits}, strategy"
-        f" {strategy!r}, group_size {weights.get('group_size')} and symmetric {symmetric}; supported formats are {', '.join(_FORMATS)}"
-    )
-
-
 _WORDS = ("int32",)
 
 
@@ -204,9 +129,11 @@ class Gptq(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class Awq(Scheme):
-    """The format of AutoAWQ for its `gemm` kernel: words hold 8 neighbours of a row of [in_features, out_features], ordered as `_ORDER`."""
+    """The format of AutoAWQ for its `gemm` kernel: words hold 8 neighbours of a row of [in_features, out_features], ordered as `_ORDER`; or
+    for `gemv`: of [out_features, in_features] in order, with more columns of scales and zeros than there are groups."""
 
     group_size: int | None
+    version: str = "gemm"
 
     def scale_columns(self) -> int | None:
         return self.group_size
@@ -214,6 +141,14 @@ class Awq(Scheme):
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)
         groups, words = num_groups(columns, self.group_size), num_words(rows, 4, "rows")
+        if self.version == "gemv":
+            multiple = max(1, 128 // (self.group_size or columns))
+            width = math.ceil(math.ceil(groups / 8) / multiple) * multiple
+            return {
+                ".qweight": Stored(((rows, num_words(columns, 4, "columns")),), _WORDS),
+                ".qzeros": Stored(((rows, width),), _WORDS),
+                ".scales": Stored(((rows, 8 * width),), SCALES),
+            }
         return {
             ".qweight": Stored(((columns, words),), _WORDS),
             ".qzeros": Stored(((groups, words),), _WORDS),
@@ -221,6 +156,10 @@ class Awq(Scheme):
         }
 
     def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
+        if self.version == "gemv":
+            groups = num_groups(shape[1], self.group_size)
+            zeros = unpacked(tensors[".qzeros"], 4)[:, :groups]
+            return integer_rows(unpacked(tensors[".qweight"], 4), zeros, tensors[".scales"][:, :groups], 4, self.group_size)
         codes, zeros = (_in_order(unpacked(tensors[name], 4)).T for name in (".qweight", ".qzeros"))
         return integer_rows(codes, zeros, tensors[".scales"].T, 4, self.group_size)
 
@@ -317,9 +256,14 @@ class Hqq(Scheme):
         rows, columns = shape
         scales, zeros = (np.ascontiguousarray(tensors[name], np.float32).reshape(rows, -1) for name in (".scale", ".zero"))
         top = 27 if self.bits == 3 else 8 - self.bits
-        parts = [tensors[".W_q"] >> shift & (1 << self.bits) - 1 for shift in range(top, -1, -self.bits)]
-        codes = np.concatenate(parts).reshape(-1)[: rows * columns].astype(np.uint8).reshape(rows, columns)
+        codes = _of_parts(tensors[".W_q"], self.bits, range(top, -1, -self.bits), shape)
         return QuantizedRows(codes, scales, self.group_size or columns, kept_bits(self.bits), -zeros * scales)
+
+
+def _of_parts(packed: Array, bits: int, places: Iterable[int], shape: Shape) -> Array:
+    """Codes of which those of the first part of a matrix are at the first of these places in bytes or words, and so on."""
+    parts = np.concatenate([packed >> place & (1 << bits) - 1 for place in places])
+    return parts.reshape(-1)[: math.prod(shape)].astype(np.uint8).reshape(shape)
 
 
 _HQQ_SETTINGS = (  # that its checkpoints repeat for each module
@@ -353,9 +297,7 @@ class Quanto(Scheme):
     def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         rows, columns = shape
         scales, shifts = (np.ascontiguousarray(tensors[f".weight.{name}"], np.float32).reshape(rows, -1) for name in ("_scale", "_shift"))
-        packed = tensors[".weight._data._data"]
-        parts = [packed >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
-        codes = np.concatenate(parts).reshape(-1)[: rows * columns].reshape(rows, columns)
+        codes = _of_parts(tensors[".weight._data._data"], self.bits, range(0, 8, self.bits), shape)
         return QuantizedRows(codes, scales, self.group_size(columns), self.bits, -shifts)
 
 

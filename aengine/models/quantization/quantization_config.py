@@ -14,8 +14,7 @@ from typing import Any
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
-from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Hqq, Mlx, Mxfp4, Nvfp4, PlainCodes, Quanto
-from aengine.models.quantization.packed import read_rules as _compressed_tensors
+from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Hqq, Mlx, Mxfp4, Nvfp4, PackQuantized, PlainCodes, Quanto
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Expression, Rule, Scheme, block_sizes, names_of, one_of, share_work
 from aengine.models.text_part import read_text_config
 
@@ -70,6 +69,67 @@ def _mlx(reader: ConfigReader) -> tuple[Rule, ...]:
     return (*rules, Rule(LINEAR, scheme(reader)), Rule(EMBEDDING, scheme(reader)))
 
 
+_WEIGHTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
+_COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_DTYPES = {("int", 4): "int8", ("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
+
+
+def _compressed_tensors(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Read the rules of compressed-tensors (llm-compressor): groups of modules, each with the format of its weights; none if the KV cache
+    alone is quantised."""
+    _check_kv_cache(reader.part("kv_cache_scheme").config)
+    if reader.part("sparsity_config").get("format", "dense") != "dense" or reader.part("transform_config").get("config_groups"):
+        raise ModelLoadError("quantization_config with a sparsity_config or transform_config is not supported")
+    rules: list[Rule] = []
+    groups = reader.part("config_groups")
+    for name in groups.config:
+        group = groups.part(name)
+        scheme = _compressed_scheme(name, group, group.get("format", reader.get("format")))
+        rules += [Rule(target, scheme) for target in _targets(group, "targets")]
+    # Names decide before regular expressions, and those before kinds of modules.
+    rules.sort(key=lambda rule: 2 if rule.target in (LINEAR, EMBEDDING) else not isinstance(rule.target, str))
+    return (*(Rule(target, None) for target in _targets(reader, "ignore")), *rules) if rules else ()
+
+
+def _check_kv_cache(scheme: Mapping[str, Any]) -> None:
+    described = (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor"), bool(scheme.get("dynamic")))
+    if scheme and described != ("float", 8, "tensor", False):
+        raise ModelLoadError(f"kv_cache_scheme {scheme} is not supported; supported are 8-bit floats with one stored scale per layer")
+
+
+def _targets(reader: ConfigReader, key: str) -> list[str | Expression]:
+    return [Expression(f"(?:{name[3:]}).*") if name.startswith("re:") else name for name in names_of(reader, key)]
+
+
+def _compressed_scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
+    if group.get("weights") is None:
+        return None
+    weights = ConfigReader(group.part("weights").config, _WEIGHTS)
+    kind, bits, symmetric = one_of(weights, "type", "int", "float"), weights.positive("num_bits"), weights.flag("symmetric")
+    strategy = one_of(weights, "strategy", *_STRATEGIES, fallback="tensor" if weights.get("group_size") is None else "group")
+    one_of(weights, "dynamic", False)
+    rows, columns = None if strategy == "tensor" else 1, None
+    if strategy in ("group", "tensor_group"):
+        columns = weights.positive("group_size")
+    elif strategy == "block":
+        rows, columns = block_sizes(weights, "block_structure")
+    dtype, four = _DTYPES.get((kind, bits)), (kind, bits, rows, columns, symmetric)
+    if strategy == "tensor_group":
+        if stored == "nvfp4-pack-quantized" and four == ("float", 4, 1, 16, True):
+            return Nvfp4(".weight_packed", ".weight_global_scale", divides=True)
+    elif stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
+        return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
+    elif stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
+        return PlainCodes(dtype, rows, columns, bits=bits, symmetric=symmetric)
+    elif stored == "mxfp4-pack-quantized" and four == ("float", 4, 1, 32, True):
+        return Mxfp4(".weight_packed", ".weight_scale")
+    raise ModelLoadError(
+        f"{name} of quantization_config is not supported: format {stored!r} with weights of type {kind!r}, num_bits {bits}, strategy"
+        f" {strategy!r}, group_size {weights.get('group_size')} and symmetric {symmetric}; supported formats are {', '.join(_COMPRESSED)}"
+    )
+
+
 def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
     def scheme(**changes: Any) -> Gptq:
         part = _changed(reader, changes)
@@ -86,8 +146,8 @@ def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
 
 def _awq(reader: ConfigReader) -> tuple[Rule, ...]:
     one_of(reader, "bits", 4)
-    one_of(reader, "version", "gemm", "GEMM")
-    return (*_not_converted(reader), Rule(LINEAR, Awq(_group_size(reader))))
+    version = one_of(reader, "version", "gemm", "GEMM", "gemv", "GEMV").lower()
+    return (*_not_converted(reader), Rule(LINEAR, Awq(_group_size(reader), version)))
 
 
 def _auto_round(reader: ConfigReader) -> tuple[Rule, ...]:
