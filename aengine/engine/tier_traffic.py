@@ -26,7 +26,7 @@ from aengine.runner.contract import Runner
 from aengine.scheduler.plan import IntArray
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sessions import SessionName, note_name
-from aengine.scheduler.tier_loads import PageLoad
+from aengine.scheduler.tier_loads import PageLoad, PageSave
 
 _log = logging.getLogger("aengine")
 _LOOKS = 64  # at what tiers keep, each time that something else has changed
@@ -102,12 +102,14 @@ class TierTraffic:
         self._loading: dict[PageLoad, _Loading] = {}
         self._kept: OrderedDict[bytes, None] = OrderedDict()  # names that have left the pool, and that tiers keep
         self._recalls: list[tuple[SessionName, Future[int], Future[list[Column]]]] = []
+        self._reads: list[tuple[Sequence[PageSave], Callable[[], NDArray[np.uint8]]]] = []  # that have begun
         self._memory = PageMemory()
         self._page_bytes = _bytes_of(runner, 1)
         self._column_bytes = len(runner.windows) * self._page_bytes
 
     def use(self, tiers: PageTiers) -> None:
         """Other weights came into use, whose KV these tiers hold."""
+        self._end_reads()
         before, self._tiers = self._tiers, tiers
         self._loading.clear()
         self._scheduler.use_tiers(tiers, self._is_worth)
@@ -123,6 +125,8 @@ class TierTraffic:
     def set_idle(self, is_idle: bool) -> None:
         """Whether no step runs, so that what is written disturbs none."""
         if self._tiers is not None:
+            if is_idle:
+                self._end_reads()
             self._tiers.set_idle(is_idle)
 
     def begin_loads(self) -> None:
@@ -166,19 +170,28 @@ class TierTraffic:
         """Puts what was computed into the tiers: as much as they can write soon, or everything. To be called before a plan, which may give
         its pages to others."""
         loads, tiers = self._scheduler.loads, self._tiers
-        if loads is None or tiers is None or not loads.has_saves:
+        if loads is None or tiers is None:
+            return
+        self._end_reads()
+        if not loads.has_saves:
             return
         if saves := loads.take_saves(math.inf if everything else tiers.room / self._page_bytes):
             pages = np.concatenate([save.pages for save in saves])
             shape = len(pages), self._page_bytes
             content = np.empty(shape, np.uint8) if tiers.has_host else self._memory.take_pages(*shape)
-            if len(pages):
-                self._runner.read_pages(pages, content)
-            ends = np.cumsum([len(save.pages) for save in saves])
-            for save, pages in zip(saves, np.split(content, ends[:-1]), strict=True):
-                tiers.put_column(Column(save.name, save.tokens, pages))
+            self._reads.append((saves, self._runner.begin_read(pages, content) if len(pages) else lambda: content))
+            if everything or self._runner.max_in_flight == 1:  # else later stages come to it behind their steps
+                self._end_reads()
         if loads.has_saves:
             tiers.call_with_room(self._wake_up)
+
+    def _end_reads(self) -> None:
+        tiers, reads, self._reads = self._tiers, self._reads, []
+        for saves, read in reads:
+            assert tiers is not None
+            ends = np.cumsum([len(save.pages) for save in saves])
+            for save, pages in zip(saves, np.split(read(), ends[:-1]), strict=True):
+                tiers.put_column(Column(save.name, save.tokens, pages))
 
     def stored(self, asked: FindKV) -> StoredPrefix | None:
         """What the tiers hold of a prompt, with what the last step has computed of it."""

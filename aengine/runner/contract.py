@@ -203,6 +203,10 @@ class Runner(Protocol):
     def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """[n, bytes of a page] of pages that committed steps have written, in `out` if it is given; without those of a draft model."""
 
+    def begin_read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> Callable[[], NDArray[np.uint8]]:
+        """What returns that, as it is now, whatever later steps write. To be called at once; where ranks have parts of the pages, they may
+        come to it only behind the steps in flight, and the result waits for them."""
+
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         """Writes what was read of as many pages, for steps that are launched from now on. No step in flight has these pages."""
 

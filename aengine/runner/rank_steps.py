@@ -19,10 +19,11 @@ import logging
 import mmap
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -263,6 +264,11 @@ class DrivenStep:
         return False
 
 
+@dataclass(eq=False, slots=True)
+class _PageRead:
+    content: NDArray[np.uint8]  # of this rank, until the others' parts have come
+
+
 class PagesOfRanks:
     """Pages of KV that are divided over ranks: what one holds is what each rank holds of it, by rank."""
 
@@ -270,29 +276,45 @@ class PagesOfRanks:
         """`executor`: of this rank."""
         self._ranks, self._executor = ranks, executor
         self._sizes: list[int] = []  # bytes of a page, by rank, once they are known
+        self._reads: deque[_PageRead] = deque()  # of which the other ranks' parts have not come
 
-    def read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """[n, bytes of a page], as `Runner.read_pages`."""
-        if not len(pages):
-            return self._executor.read_pages(pages) if out is None else out
+    def begin_read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> Callable[[], NDArray[np.uint8]]:
+        """Asks for pages, and returns what waits for them, as `Runner.begin_read`."""
         count = max(1, _MOST_READ // sum(self._sizes)) if self._sizes else 1
-        return np.concatenate([self._read(pages[begin : begin + count]) for begin in range(0, len(pages), count)], out=out)
+        parts = [pages[begin : begin + count] for begin in range(0, len(pages), count)]
+        reads = [self._begin_read(part) for part in parts]
+
+        def result() -> NDArray[np.uint8]:
+            for read in reads:
+                while read in self._reads:  # answers come in the order of the questions
+                    self._take_answer()
+            found = [read.content for read in reads] or [self._executor.read_pages(pages)]
+            return np.concatenate(found, out=out)
+
+        return result
 
     def write(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         """Writes as `Runner.write_pages`."""
         if not self._sizes:
-            self._read(pages[:1])
+            self.begin_read(pages[:1])()
         own, *others = np.split(content, np.cumsum(self._sizes)[:-1], axis=1)
         with naming_ranks(self._ranks):
             self._ranks.send_write(pages, others)
             self._executor.write_pages(pages, np.ascontiguousarray(own))
 
-    def _read(self, pages: IntArray) -> NDArray[np.uint8]:
+    def _begin_read(self, pages: IntArray) -> _PageRead:
         with naming_ranks(self._ranks):
             self._ranks.send_read(pages)
-            parts = [self._executor.read_pages(pages), *(part.reshape(len(pages), -1) for part in self._ranks.take_read())]
+            self._reads.append(_PageRead(self._executor.read_pages(pages)))
+        return self._reads[-1]
+
+    def _take_answer(self) -> None:
+        with naming_ranks(self._ranks):
+            answers = self._ranks.take_read()
+        read = self._reads.popleft()
+        parts = [read.content, *(part.reshape(len(read.content), -1) for part in answers)]
         self._sizes = [part.shape[1] for part in parts]
-        return np.concatenate(parts, axis=1)
+        read.content = np.concatenate(parts, axis=1)
 
 
 Compute = Callable[[Step, Array | None], Array]

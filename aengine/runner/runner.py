@@ -400,7 +400,13 @@ class ModelRunner:
         self._changing.discard(prepared)
 
     def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        return self._executor.read_pages(pages, out) if self._divided_pages is None else self._divided_pages.read(pages, out)
+        return self.begin_read(pages, out)()
+
+    def begin_read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> Callable[[], NDArray[np.uint8]]:
+        if self._divided_pages is not None:
+            return self._divided_pages.begin_read(pages, out)
+        content = self._executor.read_pages(pages, out)
+        return lambda: content
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         if self._divided_pages is None:

@@ -88,6 +88,9 @@ class PacedRunner:
     def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         return np.zeros((len(pages), 1), np.uint8)
 
+    def begin_read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> Callable[[], NDArray[np.uint8]]:
+        return lambda: self.read_pages(pages, out)
+
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         """KV is not what this is about."""
 
