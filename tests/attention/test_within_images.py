@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ragged import metadata_on
+from slow_cases import slow_but
 from torch import Tensor
 from triton_mode import DEVICES
 
@@ -54,7 +55,8 @@ def check(backend: AttentionBackend, device: torch.device, count: int, image: tu
             torch.testing.assert_close(out[tokens], wanted, atol=2e-6, rtol=0)
 
 
-IMAGES = pytest.mark.parametrize(("count", "image"), [(11, (3, 9)), (70, (20, 66)), (70, (0, 70)), (40, (39, 40))])
+CASES = [(11, (3, 9)), (70, (20, 66)), (70, (0, 70)), (40, (39, 40))]
+IMAGES = pytest.mark.parametrize(("count", "image"), CASES)
 
 
 def spec_on(device: str) -> AttentionSpec:
@@ -67,7 +69,7 @@ def test_on_a_cpu(kind: type[AttentionBackend], count: int, image: tuple[int, in
     check(kind(spec_on("cpu")), torch.device("cpu"), count, image)
 
 
-@IMAGES
+@pytest.mark.parametrize(("count", "image"), slow_but([CASES[0], CASES[-1]], CASES))
 @pytest.mark.parametrize("device", DEVICES)
 def test_in_triton(device: str, count: int, image: tuple[int, int]) -> None:
     check(TritonBackend(spec_on(device), FINE), torch.device(device), count, image)

@@ -58,7 +58,7 @@ def with_stop(stop: RepetitionStop, **changes: Any) -> SamplingParams:
     [
         {},
         {"speculative": "ngram"},
-        {"speculative": "draft", "speculative_model": "demo"},
+        pytest.param({"speculative": "draft", "speculative_model": "demo"}, marks=pytest.mark.slow),
         {"max_num_seqs": 4, "kv_cache_memory": "4MiB"},
     ],
     ids=["plain", "ngram", "draft", "small"],
