@@ -180,8 +180,8 @@ def _attention_work(
         widths = kind.key_dim + kind.value_dim
         heads, numbers = (1, kind.key_dim) if isinstance(kind, LatentAttention) else (2 * kind.num_kv_heads, widths)
         numbers *= kind.num_kv_heads
-        half_bytes = {"auto": 2 * item_bytes, "int4": 1}.get(kv_cache_dtype, 2)
-        of_position = numbers * half_bytes // 2 + (SCALE_BYTES * heads if kv_cache_dtype in ("int8", "int4") else 0)
+        bits = {"auto": 8 * item_bytes, "int4": 4}.get(kv_cache_dtype, 8)
+        of_position = numbers * bits // 8 + (SCALE_BYTES * heads if kv_cache_dtype in ("int8", "int4") else 0)
         for length, context in zip(lengths, contexts, strict=True):
             pairs = _pairs(length, context, kind.window)
             seen = pairs if one_by_one else min(context + length, (kind.window or context + 1) + length - 1)

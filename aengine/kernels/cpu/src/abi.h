@@ -362,8 +362,8 @@ constexpr i64 KV_SCALE_BYTES = 8;
 // [16][value_dim] in float32. Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples
 // of 16; what a head does not fill is zero. INT8 is the bytes of integers in -127 .. 127, four in a word (see kv.h): a key ends with two
 // more words, the float32 scales that its integers and those of the value are to be multiplied with. INT4 is the same with two integers in
-// -7 .. 7 in a byte, each with 8 added: of a word of keys and the next one of the same token, of the values of a token at a depth and half
-// of `value_dim` beyond it; and where page_size is no multiple of 16, two that follow each other.
+// -7 .. 7 in a byte, each with 8 added: of a token at a depth and half of the width beyond it, but for keys in blocks, where they are of a
+// word and the next one.
 struct Pool {
   void* const* keys;  // [layers_per_page]
   void* const* values;

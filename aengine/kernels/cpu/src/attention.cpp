@@ -24,8 +24,8 @@ struct KvRun {
   i64 end;                       // token
   const u32* keys[RUN_BLOCKS];   // blocks beyond the last repeat it
   const u32* values[RUN_BLOCKS];
-  const u32* ahead[RUN_BLOCKS];  // what is prefetched while keys are read, and while values are; null: nothing
-  const u32* next[RUN_BLOCKS];
+  const u32* ahead[RUN_BLOCKS];  // what is prefetched while keys are read; all null: nothing
+  const u32* next[RUN_BLOCKS];   // and while values are; null: nothing
   int shift;                     // 1: these are blocks of halves
 };
 
@@ -223,7 +223,7 @@ class TileAttention {
       const bool is_there = b < next_blocks && next_at < end_ && !(last && next_head < 0);
       const u32* next_keys = last && next_head < 0 ? upcoming_[b] : is_there ? key_block(next_at, last ? next_head : head_) : nullptr;
       if (pages_.halves) {  // what is multiplied is in the cache, as it was just gathered
-        run.ahead[b] = next_keys;
+        run.ahead[b] = next_keys ? next_keys : run.keys[b];
         run.next[b] = is_there ? value_block(next_at, last ? next_head : head_) : nullptr;
         continue;
       }

@@ -23,6 +23,8 @@ struct LayerPages {
   static constexpr i64 PER_WORD = 4 / sizeof(P);
   static constexpr bool QUANTISED = std::is_same_v<P, i8>;
 
+  static constexpr i64 ORDER[] = {0, 2, 1, 3};  // of the bytes of a word of int8
+
   i64 key_width() const { return key_dim + (QUANTISED ? KV_SCALE_BYTES : 0); }
 
   // How wide they are in the pages.
@@ -50,7 +52,7 @@ struct LayerPages {
     }
   }
   void put_value(P* block, i64 token, const P* value) const {
-    const i64 number = token % PER_WORD, at = QUANTISED && (number == 1 || number == 2) ? 3 - number : number;
+    const i64 number = token % PER_WORD, at = QUANTISED ? ORDER[number] : number;
     P* first = block + token / PER_WORD * value_dim * PER_WORD + at;
     for (i64 i = 0; i < value_dim; i++) first[i * PER_WORD] = value[i];
   }
@@ -112,12 +114,11 @@ struct LayerPages {
     const i64 half = value_dim / 2;
     if (!has_blocks()) {
       i8 *to_key = key_page + offset * stored_key(), *to_value = value_page + offset * half;
-      for (i64 i = 0; i < key_dim / 2; i++) to_key[i] = joined(key[2 * i], key[2 * i + 1]);
+      for (i64 i = 0; i < key_dim / 2; i++) to_key[i] = joined(key[i], key[i + key_dim / 2]);
       memcpy(to_key + key_dim / 2, key + key_dim, KV_SCALE_BYTES);
-      for (i64 i = 0; i < half; i++) to_value[i] = joined(value[2 * i], value[2 * i + 1]);
+      for (i64 i = 0; i < half; i++) to_value[i] = joined(value[i], value[i + half]);
       return;
     }
-    constexpr i64 ORDER[] = {0, 2, 1, 3};  // of the bytes of a word
     const i64 token = offset % BLOCK, first = offset / BLOCK * BLOCK;
     i8 *keys_of = key_page + first * stored_key(), *values_of = value_page + first * half;
     for (i64 i = 0; i < key_dim; i += 2 * PER_WORD) {
@@ -144,10 +145,9 @@ struct LayerPages {
       }
       return;
     }
-    alignas(64) i8 low[MAX_KEY_DIM / 2], high[MAX_KEY_DIM / 2], wide[MAX_KEY_DIM + KV_SCALE_BYTES];
+    alignas(64) i8 wide[MAX_KEY_DIM + KV_SCALE_BYTES];
     const auto widened = [&](const i8* from, i64 dim) {
-      split(from, dim / 2, low, high);
-      for (i64 i = 0; i < dim / 2; i++) wide[2 * i] = low[i], wide[2 * i + 1] = high[i];
+      split(from, dim / 2, wide, wide + dim / 2);
       return wide;
     };
     for (i64 token = begin; token < end; token++) {
