@@ -80,7 +80,7 @@ class Watcher:
         self,
         followers: Sequence[Follower],
         on_failure: Callable[[AEngineError], object],
-        on_message: Callable[[Follower, Message], object] = lambda follower, message: follower.inbox.put(message),
+        on_message: Callable[[Follower, Message], object],
     ) -> None:
         """`on_failure` is called once, in the thread of the watcher, with what happened first; `on_message`, there too, with what is not
         a log line, progress or a failure."""

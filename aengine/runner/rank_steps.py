@@ -266,7 +266,7 @@ class DrivenStep:
 
 @dataclass(eq=False, slots=True)
 class _PageRead:
-    content: NDArray[np.uint8]  # of this rank, until the others' parts have come
+    parts: list[NDArray[np.uint8]]  # [n, bytes] by rank: of this one, until the others' have come
 
 
 class PagesOfRanks:
@@ -281,15 +281,16 @@ class PagesOfRanks:
     def begin_read(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> Callable[[], NDArray[np.uint8]]:
         """Asks for pages, and returns what waits for them, as `Runner.begin_read`."""
         count = max(1, _MOST_READ // sum(self._sizes)) if self._sizes else 1
-        parts = [pages[begin : begin + count] for begin in range(0, len(pages), count)]
-        reads = [self._begin_read(part) for part in parts]
+        reads = [self._begin_read(pages[begin : begin + count]) for begin in range(0, len(pages), count)]
 
         def result() -> NDArray[np.uint8]:
             for read in reads:
                 while read in self._reads:  # answers come in the order of the questions
                     self._take_answer()
-            found = [read.content for read in reads] or [self._executor.read_pages(pages)]
-            return np.concatenate(found, out=out)
+            content = np.empty((len(pages), sum(self._sizes)), np.uint8) if out is None else out
+            for read, begin in zip(reads, range(0, len(pages), count), strict=True):
+                np.concatenate(read.parts, axis=1, out=content[begin : begin + count])
+            return content
 
         return result
 
@@ -305,16 +306,15 @@ class PagesOfRanks:
     def _begin_read(self, pages: IntArray) -> _PageRead:
         with naming_ranks(self._ranks):
             self._ranks.send_read(pages)
-            self._reads.append(_PageRead(self._executor.read_pages(pages)))
+            self._reads.append(_PageRead([self._executor.read_pages(pages)]))
         return self._reads[-1]
 
     def _take_answer(self) -> None:
         with naming_ranks(self._ranks):
             answers = self._ranks.take_read()
         read = self._reads.popleft()
-        parts = [read.content, *(part.reshape(len(read.content), -1) for part in answers)]
-        self._sizes = [part.shape[1] for part in parts]
-        read.content = np.concatenate(parts, axis=1)
+        read.parts += [part.reshape(len(read.parts[0]), -1) for part in answers]
+        self._sizes = [part.shape[1] for part in read.parts]
 
 
 Compute = Callable[[Step, Array | None], Array]

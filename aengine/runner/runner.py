@@ -163,10 +163,9 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             if config.attention_backend == "cpu":
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
-    if config.numerics == "canonical":
-        raise ConfigError.of("numerics", "'canonical' needs the CPU kernels and a native model that they run")
-    if config.kv_cache_dtype == "int4":
-        raise ConfigError.of("kv_cache_dtype", "'int4' needs the CPU kernels and a native model that they run")
+    for name, value in (("numerics", "canonical"), ("kv_cache_dtype", "int4")):
+        if getattr(config, name) == value:
+            raise ConfigError.of(name, f"{value!r} needs the CPU kernels and a native model that they run")
     if config.numerics == "batch_invariant" and (fallback or setup.ranks is not None or shares_experts):
         raise ConfigError.of("numerics", "'batch_invariant' on CUDA needs a native model on one device")
     if config.quantization != "none" and (on_cpu or fallback):
