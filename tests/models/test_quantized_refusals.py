@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from quantized_layouts import LAYOUTS, Layout, Tensors, awq, compressed, gptq, mxfp4
+from quantized_layouts import FEW_BITS, LAYOUTS, Layout, Tensors, awq, compressed, gptq, mxfp4, quanto
 from safetensors.torch import save_file
 from test_weights import CONFIG, CPU
 
@@ -24,6 +24,7 @@ from aengine.runner.torch.loading import fused
 QWEN = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 16, "attention_bias": False}
 GPT_OSS = {**QWEN, "architectures": ["GptOssForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": 16}
 UP = "model.layers.0.mlp.up_proj"
+NESTED = {name: layout for name, layout in FEW_BITS.items() if name.startswith(("hqq", "torchao"))} | {"quanto": quanto("qint4", UP)}
 
 
 def written(folder: pathlib.Path, layout: Layout, change: Callable[[Tensors], object], config: dict) -> None:
@@ -83,6 +84,11 @@ LIES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
         "fp8, blocks",
         put(f"{UP}.weight_scale_inv", torch.ones(4, 3)),
         r"weight_scale_inv \[4, 3\] instead of \[4, 2\]",
+    ),
+    "zeros of symmetric numbers": (
+        "int-quantized, channels",
+        put(f"{UP}.weight_zero_point", torch.zeros(96, 1, dtype=torch.int8)),
+        "zero_point",
     ),
     "other words": ("awq", put(f"{UP}.qzeros", torch.zeros(2, 12)), "up_proj.qzeros float32 instead of int32"),
     "scales of codes": (
@@ -365,13 +371,28 @@ def refusal(config: dict) -> str | None:
     return None
 
 
+WRONG = ("x", 5, 1.5, ["x"], [[]], {"other": 1}, True, [True, 2], -3, 0, float("nan"), 10**30, [0, 32], None)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_objects_within_objects(name: str) -> None:
+    """What is wrong anywhere in them is refused in one line, or not looked at; what lacks a key is refused by that."""
+    config = copy.deepcopy(NESTED[name].config)
+    for part in objects(config):
+        for key, value in list(part.items()):
+            for wrong in WRONG:
+                part[key] = wrong
+                assert "\n" not in (refusal(config) or "")
+            part[key] = value
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_key_that_is_read(name: str) -> None:
     """A value of another type, or out of range, is refused by its key, or not looked at."""
     config = {**copy.deepcopy(LAYOUTS[name].config), "dynamic": {"+:a": {"bits": 4}}, "kv_cache_scheme": {"type": "float", "num_bits": 8}}
     for part in objects(config):
         for key, value in list(part.items()):
-            for wrong in ("x", 5, 1.5, ["x"], [[]], {"other": 1}, True, [True, 2], -3, 0, float("nan"), 10**30, [0, 32], None):
+            for wrong in WRONG:
                 part[key] = wrong
                 message = refusal(config)
                 named = message is None or key.strip("+:") in message or (isinstance(wrong, dict) and "other" in message)

@@ -43,7 +43,7 @@ class PlainCodes(Scheme):
     other_scale: str | None = None  # what some checkpoints call the scales
     unit: float = 1.0  # of the scales
     bits: int = 8  # with fewer numbers of int8 are as large as those have: with 4 from -8 to 7
-    symmetric: bool = True  # zero points are 0 where none are stored
+    symmetric: bool | None = True  # None: where no zero points are stored
     not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale")
     codes: str = ".weight"
     zeros: str = ".weight_zero_point"
@@ -63,8 +63,8 @@ class PlainCodes(Scheme):
             self.codes: Stored((shape,), (self.dtype,)),
             self.scale: Stored(shapes, (*SCALES, "float8_e8m0fnu"), other_name=self.other_scale),
         }
-        if self.dtype == "int8":
-            found[self.zeros] = Stored(shapes, ("int8",), optional=self.symmetric)
+        if not self.symmetric:
+            found[self.zeros] = Stored(shapes, ("int8",), optional=self.symmetric is None)
         return found | {name: Stored((), (), optional=True) for name in self.not_read}
 
     def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:

@@ -221,7 +221,7 @@ def _hqq(reader: ConfigReader) -> tuple[Rule, ...]:
         return Hqq(one_of(weights, "nbits", 2, 3, 4, 8), None if weights.get("group_size") is None else weights.positive("group_size"))
 
     settings = reader.part("quant_config")
-    left = [Rule(Expression(rf"(?:.*\.)?{re.escape(name)}(?:\..*)?"), None) for name in names_of(reader, "skip_modules")]
+    left = _not_converted(reader)
     if "weight_quant_params" in settings.config:
         return (*left, Rule(LINEAR, scheme(settings)))
     return (*left, *(Rule(Expression(rf"(?:.*\.)?{re.escape(name)}"), scheme(settings.part(name))) for name in settings.config))
@@ -252,20 +252,22 @@ def _torchao_scheme(config: ConfigReader) -> PlainCodes:
     if "Intx" in kind:
         one_of(data.part("intx_packing_format"), "_data", "UNPACKED_TO_INT8", fallback="UNPACKED_TO_INT8")
         bits = int(one_of(data.part("weight_dtype"), "_data", *(f"int{each}" for each in (2, 3, 4, 5, 6, 8)))[3:])
-    granularity = data.get("weight_granularity") or data.get("granularity")
-    of_weights = granularity[-1] if isinstance(granularity, list) and granularity else granularity or {}
-    part = ConfigReader(of_weights, {"_type": "PerRow"})
+    key = "weight_granularity" if data.get("weight_granularity") else "granularity"
+    if isinstance(both := data.get(key), list) and both:  # that of activations, and that of weights
+        data = _changed(data, {key: both[-1]})
+    part = data.part(key)
     rows: int | None = 1
     columns: int | None = None
-    match one_of(part, "_type", "PerRow", "PerAxis", "PerTensor", "PerGroup", "PerBlock"):
+    match one_of(part, "_type", "PerRow", "PerAxis", "PerTensor", "PerGroup", "PerBlock", fallback="PerRow"):
         case "PerTensor":
             rows = None
         case "PerGroup":
             columns = part.part("_data").positive("group_size")
         case "PerBlock":
             rows, columns = block_sizes(part.part("_data"), "block_size")
-    dtype = "float8_e4m3fn" if "Float8" in kind else "int8"
-    return PlainCodes(dtype, rows, columns, "._weight_scale", bits=bits, not_read=(), codes="._weight_qdata", zeros="._weight_zero_point")
+    dtype, symmetric = ("float8_e4m3fn", True) if "Float8" in kind else ("int8", None)
+    names = "._weight_scale", "._weight_qdata", "._weight_zero_point"
+    return PlainCodes(dtype, rows, columns, names[0], bits=bits, symmetric=symmetric, not_read=(), codes=names[1], zeros=names[2])
 
 
 _TORCHAO = (
@@ -307,7 +309,7 @@ def _changed(reader: ConfigReader, changes: Mapping[str, Any]) -> ConfigReader:
 
 def _not_converted(reader: ConfigReader) -> list[Rule]:
     """Rules for modules that are left as they are: names, or regular expressions, of one or several whole parts of a module's name."""
-    names = [*names_of(reader, "modules_to_not_convert"), *names_of(reader, "llm_int8_skip_modules")]
+    names = [name for key in ("modules_to_not_convert", "llm_int8_skip_modules", "skip_modules") for name in names_of(reader, key)]
     return [Rule(Expression(rf"(?:.*\.)?(?:{name})(?:\..*)?"), None) for name in names]
 
 
