@@ -1,14 +1,13 @@
 """Steps of CTranslate2, in the environment that has it: python ctranslate2_steps.py '{"model": .., "type": .., "threads": .., ..}'
 
-The checkpoint is converted once, beside itself or in the system's directory of temporary files. Prints one line of JSON: the milliseconds
-of decode steps by number of rows, and of a prefill; or the perplexity of ids.
+The checkpoint is converted first, to a directory that is removed at the end. Prints one line of JSON: the milliseconds of decode steps by
+number of rows, and of a prefill; or the perplexity of ids.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import pathlib
 import statistics
 import sys
@@ -18,6 +17,8 @@ from typing import Any
 
 import ctranslate2  # type: ignore[import-not-found]
 from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
+
+from tools.peers import stepped
 
 
 class Model:
@@ -47,9 +48,9 @@ def steps(given: dict[str, Any], folder: str) -> dict[str, float]:
     model = Model(given, folder)
     found = {}
     for count in given["rows"]:
-        prompts = [model.tokens([10 + (at + 7 * row) % 4000 for at in range(given["context"])]) for row in range(count)]
+        prompts = [model.tokens(stepped.prompt(given["context"], row)) for row in range(count)]
         found[str(count)] = statistics.median(model.decode(prompts, given["repeats"])[2:])
-    prompt = model.tokens([10 + at % 4000 for at in range(given["prefill"])])
+    prompt = model.tokens(stepped.prompt(given["prefill"]))
     taken = []
     for _ in range(3):
         begin = time.perf_counter()
@@ -60,8 +61,7 @@ def steps(given: dict[str, Any], folder: str) -> dict[str, float]:
 
 def perplexity(given: dict[str, Any], folder: str) -> dict[str, float]:
     model = Model(given, folder)
-    told = model.generator.score_batch([model.tokens(given["ids"])])[0].log_probs
-    return {"perplexity": math.exp(-sum(told) / len(told))}
+    return stepped.perplexity(model.generator.score_batch([model.tokens(given["ids"])])[0].log_probs)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,9 @@ class Installed:
         return {"model": str(models.checkpoint(name) if self._package.reads_checkpoints else models.file(name, ours)), "type": ours}
 
     def _ask(self, given: dict[str, object]) -> Figures:
-        script = str(pathlib.Path(__file__).with_name(self._package.script))
-        found: Figures = json.loads(_run([str(self._python), script, json.dumps(given)]).splitlines()[-1])
+        script = pathlib.Path(__file__).with_name(self._package.script)
+        told = _run([str(self._python), str(script), json.dumps(given)], PYTHONPATH=str(script.parents[2]))  # for `tools.peers.stepped`
+        found: Figures = json.loads(told.splitlines()[-1])
         return found
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-import statistics
 import sys
 import time
 from typing import Any
@@ -17,6 +15,8 @@ from typing import Any
 import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai  # type: ignore[import-not-found]
+
+from tools.peers import stepped
 
 
 class Model:
@@ -42,36 +42,25 @@ class Model:
         self.pipeline.step()
         return 1000 * (time.perf_counter() - begin)
 
+    def is_busy(self) -> bool:
+        return bool(self.pipeline.has_non_finished_requests())
 
-def steps(given: dict[str, Any]) -> dict[str, float]:
-    rows, context, length, repeats = given["rows"], given["context"], given["prefill"], given["repeats"]
-    model = Model(given["model"], given["threads"], max(rows), max(length, max(rows) * context))
-    found = {}
-    for count in rows:
-        for row in range(count):
-            model.add([10 + (at + 7 * row) % 4000 for at in range(context)], repeats + 1)
-        model.step()  # the prompts, and each row's first token
-        taken = []
-        while model.pipeline.has_non_finished_requests():
-            taken.append(model.step())
-        found[str(count)] = statistics.median(taken[2:])
-    taken = []
-    for _ in range(4):  # the first one compiles
-        model.add([10 + at % 4000 for at in range(length)], 1)
-        taken.append(model.step())
-    return {**found, "prefill": min(taken)}
+
+def model_of(given: dict[str, Any]) -> Model:
+    rows = max(given["rows"])
+    return Model(given["model"], given["threads"], rows, max(given["prefill"], rows * given["context"]))
 
 
 def perplexity(given: dict[str, Any]) -> dict[str, float]:
     ids = given["ids"]
     model = Model(given["model"], given["threads"], 1, len(ids))
     asked = model.add(ids, 1, echo=True, logprobs=1)
-    while model.pipeline.has_non_finished_requests():
+    while model.is_busy():
         model.step()
     told = asked.read_all()[0].generated_log_probs[1 : len(ids)]
-    return {"perplexity": math.exp(-sum(told) / len(told))}
+    return stepped.perplexity(told)
 
 
 if __name__ == "__main__":
     request = json.loads(sys.argv[1])
-    print(json.dumps(perplexity(request) if "ids" in request else steps(request)))
+    print(json.dumps(perplexity(request) if "ids" in request else stepped.steps(model_of(request), request)))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
-import statistics
 import sys
 import time
 from typing import Any
+
+from tools.peers import stepped
 
 request = json.loads(sys.argv[1])
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="4", VLLM_CPU_OMP_THREADS_BIND="nobind")
@@ -36,24 +36,13 @@ class Model:
         self.llm.llm_engine.step()
         return 1000 * (time.perf_counter() - begin)
 
+    def is_busy(self) -> bool:
+        return bool(self.llm.llm_engine.has_unfinished_requests())
 
-def steps(given: dict[str, Any]) -> dict[str, float]:
-    rows, context, length, repeats = given["rows"], given["context"], given["prefill"], given["repeats"]
-    model = Model(given, max(rows), max(length + 8, max(rows) * context))
-    found = {}
-    for count in rows:
-        for row in range(count):
-            model.add([10 + (at + 7 * row) % 4000 for at in range(context)], repeats + 1)
-        model.step()
-        taken = []
-        while model.llm.llm_engine.has_unfinished_requests():
-            taken.append(model.step())
-        found[str(count)] = statistics.median(taken[2:])
-    taken = []
-    for _ in range(4):
-        model.add([10 + at % 4000 for at in range(length)], 1)
-        taken.append(model.step())
-    return {**found, "prefill": min(taken)}
+
+def model_of(given: dict[str, Any]) -> Model:
+    rows = max(given["rows"])
+    return Model(given, rows, max(given["prefill"] + 8, rows * given["context"]))
 
 
 def perplexity(given: dict[str, Any]) -> dict[str, float]:
@@ -61,8 +50,8 @@ def perplexity(given: dict[str, Any]) -> dict[str, float]:
     model = Model(given, 1, len(ids) + 8)
     (answer,) = model.llm.generate([{"prompt_token_ids": ids}], SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False))
     told = [each[token].logprob for each, token in zip(answer.prompt_logprobs[1:], ids[1:], strict=True)]
-    return {"perplexity": math.exp(-sum(told) / len(told))}
+    return stepped.perplexity(told)
 
 
 if __name__ == "__main__":
-    print(json.dumps(perplexity(request) if "ids" in request else steps(request)))
+    print(json.dumps(perplexity(request) if "ids" in request else stepped.steps(model_of(request), request)))
